@@ -16,24 +16,72 @@ use crate::store::inner::{CallId, Observers};
 /// Writes the hash tag of a key, which selects its cluster slot.
 pub(crate) type HashTag<Key> = Arc<dyn Fn(&Key, &mut KeyWriter) + Send + Sync>;
 
-/// Builds a [`Redis`] limiter with other than the default settings.
-#[must_use = "a builder has no effect until `build` is called"]
-pub struct RedisBuilder<Key: ?Sized> {
+/// The settings of a limiter in Redis, apart from its limits.
+#[derive(Clone)]
+pub(crate) struct Settings {
     pub(crate) server: RedisServer,
     pub(crate) name: String,
-    pub(crate) limits: Vec<RedisLimit<Key>>,
     pub(crate) prefix: String,
     pub(crate) deadline: Duration,
     pub(crate) hold_expiry: Duration,
     pub(crate) secret: Option<Vec<u8>>,
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) observers: Observers,
-    pub(crate) hash_tag: Option<HashTag<Key>>,
     pub(crate) lease: Option<Lease>,
     pub(crate) max_ids: usize,
     /// The clock of leases, in tests in virtual time.
     #[cfg(test)]
     pub(crate) lease_clock: Option<Arc<dyn Clock>>,
+}
+
+/// Builds a [`Redis`] limiter with other than the default settings.
+#[must_use = "a builder has no effect until `build` is called"]
+pub struct RedisBuilder<Key: ?Sized> {
+    pub(crate) settings: Settings,
+    pub(crate) limits: Arc<[RedisLimit<Key>]>,
+    pub(crate) hash_tag: Option<HashTag<Key>>,
+}
+
+impl Settings {
+    const MIN_HOLD_EXPIRY: Duration = Duration::from_millis(100);
+    const MAX_HOLD_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    pub(crate) fn new(server: RedisServer, name: &str) -> Self {
+        Self {
+            server,
+            name: name.to_owned(),
+            prefix: RedisBuilder::<str>::DEFAULT_PREFIX.to_owned(),
+            deadline: RedisBuilder::<str>::DEFAULT_DEADLINE,
+            hold_expiry: RedisBuilder::<str>::DEFAULT_HOLD_EXPIRY,
+            secret: None,
+            clock: None,
+            observers: Observers::default(),
+            lease: None,
+            max_ids: CallId::DEFAULT_MAX_IDS,
+            #[cfg(test)]
+            lease_clock: None,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.server.0.check()?;
+        if let Some(secret) = &self.secret {
+            check_secret(secret)?;
+        }
+        if self.name.is_empty() {
+            return Err(Error::config("invalid name: it is empty; use a name that identifies the limiter in Redis"));
+        }
+        if self.deadline.is_zero() {
+            return Err(Error::config("invalid deadline: it is zero; use at least some milliseconds"));
+        }
+        if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
+            return Err(Error::config(format!(
+                "invalid `hold_expiry`: it is {:?}; use at least 100 ms and at most 24 hours",
+                self.hold_expiry
+            )));
+        }
+        CallId::check_max_ids(self.max_ids)
+    }
 }
 
 impl<Key: ?Sized> RedisBuilder<Key> {
@@ -43,34 +91,16 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// The default [`hold_expiry`](Self::hold_expiry).
     pub const DEFAULT_HOLD_EXPIRY: Duration = Duration::from_secs(10);
 
-    const MIN_HOLD_EXPIRY: Duration = Duration::from_millis(100);
-    const MAX_HOLD_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
-
     /// The default [`prefix`](Self::prefix).
     pub const DEFAULT_PREFIX: &str = "ratelimit";
 
     pub(crate) fn new(server: RedisServer, name: &str, limits: impl IntoRedisLimits<Key>) -> Self {
-        Self {
-            server,
-            name: name.to_owned(),
-            limits: limits.into_limits(),
-            prefix: Self::DEFAULT_PREFIX.to_owned(),
-            deadline: Self::DEFAULT_DEADLINE,
-            hold_expiry: Self::DEFAULT_HOLD_EXPIRY,
-            secret: None,
-            clock: None,
-            observers: Observers::default(),
-            hash_tag: None,
-            lease: None,
-            max_ids: CallId::DEFAULT_MAX_IDS,
-            #[cfg(test)]
-            lease_clock: None,
-        }
+        Self { settings: Settings::new(server, name), limits: limits.into_limits().into(), hash_tag: None }
     }
 
     /// Sets the prefix of all keys. The prefix is not escaped. Default: [`DEFAULT_PREFIX`](Self::DEFAULT_PREFIX).
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
+        self.settings.prefix = prefix.into();
         self
     }
 
@@ -78,7 +108,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     ///
     /// The time includes connecting, and waiting for earlier calls.
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+        self.settings.deadline = deadline;
         self
     }
 
@@ -90,7 +120,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// the process cannot reach Redis for that time, Redis charges the whole held costs. All limiters with one name
     /// should have the same setting.
     pub fn hold_expiry(mut self, expiry: Duration) -> Self {
-        self.hold_expiry = expiry;
+        self.settings.hold_expiry = expiry;
         self
     }
 
@@ -105,14 +135,14 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     ///
     /// Call [`Redis::close`] before the process ends. Otherwise Redis charges what the process still holds.
     pub fn lease(mut self, lease: Lease) -> Self {
-        self.lease = Some(lease);
+        self.settings.lease = Some(lease);
         self
     }
 
     /// Sets the maximum number of remembered [ids](crate::AcquireOptions::id) of a key: 1 to 1,000,000, by default
     /// 10,000. A further hold with an id is denied. Redis stores some 250 bytes for each id, and the length of the key.
     pub fn max_reservation_ids(mut self, max: usize) -> Self {
-        self.max_ids = max;
+        self.settings.max_ids = max;
         self
     }
 
@@ -121,7 +151,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// For keys that are secrets or personal data. All processes must have the same secret. [`Redis::rotate_secret`]
     /// replaces it.
     pub fn hash_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
-        self.secret = Some(secret.into());
+        self.settings.secret = Some(secret.into());
         self
     }
 
@@ -129,7 +159,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     ///
     /// The layer emits the events of requests; pass it the same observer for both. May be called several times.
     pub fn observe(mut self, observer: impl Observer + 'static) -> Self {
-        self.observers.add(observer);
+        self.settings.observers.add(observer);
         self
     }
 
@@ -166,7 +196,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     #[cfg(any(test, feature = "test-util"))]
     #[doc(hidden)]
     pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
-        self.clock = Some(Arc::new(clock));
+        self.settings.clock = Some(Arc::new(clock));
         self
     }
 
@@ -188,40 +218,13 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// - The limits cannot share a cluster slot: braces in the prefix prevent it, or [`slot_by`](Self::slot_by) cannot
     ///   spread a limit on all keys together. Use [`Chained`](crate::limiter::Chained) instead.
     pub fn build(self) -> Result<Redis<Key>, Error> {
-        self.check()?;
         Redis::from_builder(self)
-    }
-
-    /// Returns a builder with these settings and other limits.
-    pub(crate) fn with_limits(&self, limits: Vec<RedisLimit<Key>>) -> Self {
-        Self {
-            server: self.server.clone(),
-            name: self.name.clone(),
-            limits,
-            prefix: self.prefix.clone(),
-            deadline: self.deadline,
-            hold_expiry: self.hold_expiry,
-            secret: self.secret.clone(),
-            clock: self.clock.clone(),
-            observers: self.observers.clone(),
-            hash_tag: self.hash_tag.clone(),
-            lease: self.lease,
-            max_ids: self.max_ids,
-            #[cfg(test)]
-            lease_clock: self.lease_clock.clone(),
-        }
     }
 
     /// Checks the settings and the limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        check_settings(&self.server, &self.name, self.deadline, self.secret.as_deref())?;
-        CallId::check_max_ids(self.max_ids)?;
-        if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
-            return Err(Error::config(format!(
-                "invalid `hold_expiry`: it is {:?}; use at least 100 ms and at most 24 hours",
-                self.hold_expiry
-            )));
-        }
+        let Settings { server, prefix, lease, .. } = &self.settings;
+        self.settings.check()?;
         if self.limits.is_empty() {
             return Err(Error::config("invalid limits: there is none; pass at least one limit"));
         }
@@ -232,12 +235,12 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                 Redis::<Key>::MAX_LIMITS
             )));
         }
-        if self.hash_tag.is_some() && self.prefix.contains('{') {
+        if self.hash_tag.is_some() && prefix.contains('{') {
             return Err(Error::config(
                 "invalid prefix: a brace in the prefix selects the cluster slot; remove the brace, or `slot_by`",
             ));
         }
-        if self.server.0.is_cluster() && self.limits.len() > 1 && self.prefix.contains("{}") {
+        if server.0.is_cluster() && self.limits.len() > 1 && prefix.contains("{}") {
             return Err(Error::config(
                 "invalid prefix: with {} several limits cannot share a cluster slot; remove it, or make each limit a \
                  limiter of its own, and combine them with `limiter::Chained`",
@@ -252,7 +255,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                 global.facts.name.as_str()
             )));
         }
-        if let Some(lease) = &self.lease {
+        if let Some(lease) = lease {
             lease.check()?;
             lease::check_limits(&self.limits.iter().map(|limit| limit.0.info()).collect::<Vec<_>>(), lease)?;
         }
@@ -260,34 +263,14 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     }
 }
 
-/// Checks the settings that all limiters in Redis have.
-pub(crate) fn check_settings(
-    server: &RedisServer,
-    name: &str,
-    deadline: Duration,
-    secret: Option<&[u8]>,
-) -> Result<(), Error> {
-    server.0.check()?;
-    if let Some(secret) = secret {
-        check_secret(secret)?;
-    }
-    if name.is_empty() {
-        return Err(Error::config("invalid name: it is empty; use a name that identifies the limiter in Redis"));
-    }
-    if deadline.is_zero() {
-        return Err(Error::config("invalid deadline: it is zero; use at least some milliseconds"));
-    }
-    Ok(())
-}
-
 impl<Key: ?Sized> fmt::Debug for RedisBuilder<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBuilder")
-            .field("server", &self.server)
-            .field("name", &self.name)
+            .field("server", &self.settings.server)
+            .field("name", &self.settings.name)
             .field("limits", &self.limits)
-            .field("prefix", &self.prefix)
-            .field("deadline", &self.deadline)
+            .field("prefix", &self.settings.prefix)
+            .field("deadline", &self.settings.deadline)
             .finish_non_exhaustive()
     }
 }

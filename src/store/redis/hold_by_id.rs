@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use super::client::{IdOperation, OnceRequest, OperationKind, OperationTarget, ReserveOperation, SettleOperation};
+use super::client::{IdOperation, OperationKind, OperationTarget, Request};
 use super::cluster::cluster_slot;
-use super::key_format::ReservationKeys;
 use super::limiter_state::LimiterState;
-use super::script::{Operation, TemplateSettings};
+use super::script::{LimitInfo, Operation, TemplateSettings, to_f64};
 use crate::decision::{AcquireOptions, Costs, ReservationId};
 use crate::error::Error;
 use crate::limiter::{LimiterFuture, Outcome};
@@ -25,9 +24,9 @@ impl<Key: ?Sized> LimiterState<Key> {
         let template = self.decision_template(Operation::Reserve, key, &algorithms, options);
         self.client.submit_decision(|reply| {
             let target = self.target(key, algorithms)?;
-            let id = self.id(&target, reserve, reserve.repeats)?;
-            let reserve = ReserveOperation { options, template, id };
-            Ok(target.operation(OperationKind::Reserve(Box::new(reserve)), reply))
+            let holds = |limit: &LimitInfo| f64::from(u8::from(limit.options(options).hold));
+            let id = self.id(&target, reserve, reserve.repeats, holds)?;
+            Ok(target.operation(OperationKind::Decide(options, template), reply).with_id(id))
         })
     }
 
@@ -43,10 +42,13 @@ impl<Key: ?Sized> LimiterState<Key> {
         let template = self.decision_template(Operation::Settle, key, &algorithms, AcquireOptions::cost(0));
         self.client.submit_operation(|reply| {
             let target = self.target(key, algorithms)?;
-            let call_id = CallId::hold(id);
-            let record = self.reservation_keys(&target, call_id)?.record;
-            let settle = SettleOperation { template, record, actual };
-            Ok(target.operation(OperationKind::Settle(Box::new(settle)), reply))
+            // In place of a cost that only Redis knows: the held one.
+            let number = |limit: &LimitInfo| match limit.facts.cost.actual(&actual, u64::MAX) {
+                u64::MAX => -1.0,
+                actual => to_f64(actual),
+            };
+            let id = self.id(&target, CallId::hold(id), 0, number)?;
+            Ok(target.operation(OperationKind::Settle(template), reply).with_id(id))
         })
     }
 
@@ -59,28 +61,28 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> Result<LimiterFuture<Outcome>, Error> {
         call_id.check()?;
         let target = self.target(key, self.algorithms(key))?;
-        let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats })?;
-        self.client.submit_once(OnceRequest {
-            options,
-            target,
-            settings: TemplateSettings { kept_free: self.kept_free(key), hold_expiry: self.client.config.holds.expiry },
-            holds: options.hold || self.holds_until_end(key),
-            once,
-        })
+        let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_| 0.0)?;
+        let settings = TemplateSettings { kept_free: self.kept_free(key), hold_expiry: self.settings.hold_expiry };
+        let holds = options.hold || self.holds_until_end(key);
+        let request = Request { options, target, holds, once: Some(once), settings };
+        let template = request.template(true, Vec::new());
+        self.client.submit_request(request, template)
     }
 
-    fn id(&self, target: &OperationTarget, call_id: CallId, repeats: u16) -> Result<IdOperation, Error> {
-        let keys = Arc::new(self.reservation_keys(target, call_id)?);
-        Ok(IdOperation { keys, call_id, max_ids: self.max_ids, repeats })
-    }
-
-    fn reservation_keys(&self, target: &OperationTarget, call_id: CallId) -> Result<ReservationKeys, Error> {
+    fn id(
+        &self,
+        target: &OperationTarget,
+        call_id: CallId,
+        repeats: u16,
+        number: impl Fn(&LimitInfo) -> f64,
+    ) -> Result<IdOperation, Error> {
         let keys = self.key_format.reservation_keys(&target.keys, &target.key_offsets, call_id);
         if self.client.config.health.server.is_cluster() && cluster_slot(&keys.record) != target.slot() {
             return Err(Error::config(
                 "a reservation id cannot share the cluster slot of its key: braces in the prefix prevent it; remove them",
             ));
         }
-        Ok(keys)
+        let numbers = self.limits().iter().map(number).collect();
+        Ok(IdOperation { keys: Arc::new(keys), call_id, max_ids: self.settings.max_ids, repeats, numbers })
     }
 }

@@ -20,7 +20,6 @@ pub(crate) struct ReservationKeys {
 /// user could otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_KEY_LEN`](crate::encode::MAX_KEY_LEN)
 /// bytes is replaced by `#` and its SHA-256, or with a secret every key by `~` and its keyed hash. Neither sign occurs
 /// in an escaped key.
-#[derive(Clone)]
 pub(crate) struct KeyFormat {
     prefix: String,
     /// For each limit the text before the user's key, after the hash tag.
@@ -30,25 +29,19 @@ pub(crate) struct KeyFormat {
 }
 
 impl KeyFormat {
-    /// `limits` are the names of the limits and of their scripts.
+    /// `limits` are the names of the limits and of their scripts. If the name is the hash tag, all keys share a cluster slot.
     pub(crate) fn new<'a>(
         prefix: &str,
         name: &str,
         limits: impl IntoIterator<Item = (&'a str, &'a str)>,
         secret: Option<&[u8]>,
+        is_tag: bool,
     ) -> Self {
-        let limit_prefix = |(limit, script)| format!(":{}:{}:{}:", escape(name), escape(limit), escape(script));
+        let name = if is_tag { format!("{{{}}}", escape(name)) } else { escape(name) };
+        let limit_prefix = |(limit, script)| format!(":{name}:{}:{}:", escape(limit), escape(script));
         let prefixes = limits.into_iter().map(limit_prefix).collect();
-        Self { prefix: prefix.to_owned(), prefixes, secret: secret.map(hmac_key) }
-    }
-
-    /// Uses the name as the hash tag, so that all keys share a cluster slot.
-    pub(crate) fn with_hash_tag(mut self, name: &str) -> Self {
-        let name = escape(name);
-        for limit_prefix in &mut self.prefixes {
-            *limit_prefix = limit_prefix.replacen(&format!(":{name}:"), &format!(":{{{name}}}:"), 1);
-        }
-        self
+        let hmac = |secret| Hmac::new_from_slice(secret).expect("HMAC accepts a key of any length");
+        Self { prefix: prefix.to_owned(), prefixes, secret: secret.map(hmac) }
     }
 
     /// Appends the name of a key. `limit` is the index of the limit, `encode` writes the sub-key.
@@ -96,17 +89,6 @@ impl KeyFormat {
             hash_if_long(key)
         }
     }
-
-    /// Returns the format with another secret, which changes every key.
-    pub(crate) fn with_secret(&self, secret: &[u8]) -> Result<Self, Error> {
-        check_secret(secret)?;
-        if self.secret.is_none() {
-            return Err(Error::config(
-                "rotating the secret failed: this limiter's keys are not hashed; build the limiter with `hash_keys`",
-            ));
-        }
-        Ok(Self { secret: Some(hmac_key(secret)), ..self.clone() })
-    }
 }
 
 fn escape(text: &str) -> String {
@@ -123,8 +105,4 @@ pub(crate) fn check_secret(secret: &[u8]) -> Result<(), Error> {
         )));
     }
     Ok(())
-}
-
-fn hmac_key(secret: &[u8]) -> Hmac<Sha256> {
-    Hmac::new_from_slice(secret).expect("HMAC accepts a key of any length")
 }

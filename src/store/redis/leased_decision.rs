@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::lease::{LeaseBook, LeasePart, first};
 use super::limiter::Redis;
 use super::limiter_state::LimiterState;
+use super::limits::RedisLimit;
 use crate::decision::AcquireOptions;
 use crate::limiter::{LimiterFuture, Outcome};
 
@@ -33,7 +34,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> LimiterFuture<Outcome> {
         let mut parts = [LeasePart::default(); N];
         let parts = first(&mut parts, self.limit_fns.len());
-        for (index, (part, limit)) in parts.iter_mut().zip(&*self.limit_fns).enumerate() {
+        for (index, (part, RedisLimit(limit))) in parts.iter_mut().zip(&*self.limit_fns).enumerate() {
             *part = leases.part(index, options, |hasher| limit.hash(key, hasher));
         }
         // A cost of 0 is denied if the usage is above the limit, which only Redis knows.
@@ -53,7 +54,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let new_lease = |limit: usize| {
             let (keys, offsets) = self.encode(key).ok()?;
             let start = if limit == 0 { 0 } else { offsets[limit - 1] };
-            let quota = leases.quota(limit, &self.limits()[limit], self.limit_fns[limit].algorithm(key))?;
+            let quota = leases.quota(limit, &self.limits()[limit], self.limit_fns[limit].0.algorithm(key))?;
             Some((keys[start..offsets[limit]].into(), quota))
         };
         if leases.count_demand(parts, new_lease) {

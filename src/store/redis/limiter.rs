@@ -102,8 +102,8 @@ pub struct Redis<Key: ?Sized> {
 
 struct Shared<Key: ?Sized> {
     state: ArcSwap<LimiterState<Key>>,
-    /// The settings for the next state, without limits.
-    settings: Mutex<RedisBuilder<Key>>,
+    /// Locked while the state is replaced.
+    replacing: Mutex<()>,
 }
 
 impl<Key: ?Sized> Redis<Key> {
@@ -134,12 +134,11 @@ impl<Key: ?Sized> Redis<Key> {
     }
 
     pub(crate) fn from_builder(builder: RedisBuilder<Key>) -> Result<Self, Error> {
-        let settings = Mutex::new(builder.with_limits(Vec::new()));
         let (state, conflicts) = LimiterState::new(builder, None)?;
         for message in &conflicts {
             state.client.config.health.observers.emit(|| Event::Warning { message });
         }
-        Ok(Self { shared: Arc::new(Shared { state: ArcSwap::from_pointee(state), settings }) })
+        Ok(Self { shared: Arc::new(Shared { state: ArcSwap::from_pointee(state), replacing: Mutex::default() }) })
     }
 
     fn state(&self) -> Guard<Arc<LimiterState<Key>>> {
@@ -161,12 +160,8 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// As [`RedisBuilder::build`]. The earlier limits stay.
     pub fn replace(&self, limits: impl IntoRedisLimits<Key>) -> Result<(), Error> {
-        let settings = self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner);
-        let builder = settings.with_limits(limits.into_limits());
-        builder.check()?;
-        // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
-        let (state, _conflicts) = LimiterState::new(builder, Some(&*self.state()))?;
-        self.shared.state.store(Arc::new(state));
+        let limits = limits.into_limits().into();
+        self.replace_state(|builder| Ok(RedisBuilder { limits, ..builder }))?;
         capacity_added();
         Ok(())
     }
@@ -196,11 +191,24 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// If keys are not hashed, or the secret has fewer than 16 bytes.
     pub fn rotate_secret(&self, secret: impl Into<Vec<u8>>) -> Result<(), Error> {
-        let secret = secret.into();
-        let mut settings = self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.state().with_secret(&secret)?;
+        self.replace_state(|mut builder| match builder.settings.secret.replace(secret.into()) {
+            Some(_) => Ok(builder),
+            None => Err(Error::config(
+                "rotating the secret failed: this limiter's keys are not hashed; build the limiter with `hash_keys`",
+            )),
+        })
+    }
+
+    /// Builds the next state, from the settings and the limits of the present one.
+    fn replace_state(
+        &self,
+        change: impl FnOnce(RedisBuilder<Key>) -> Result<RedisBuilder<Key>, Error>,
+    ) -> Result<(), Error> {
+        let _replacing = self.shared.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = self.state();
+        // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
+        let (state, _conflicts) = LimiterState::new(change(earlier.builder())?, Some(&*earlier))?;
         self.shared.state.store(Arc::new(state));
-        settings.secret = Some(secret);
         Ok(())
     }
 
@@ -282,7 +290,7 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
                 return operation.wake_waiters(self, key, state.settle(key, id, actual));
             }
             AdminOperation::Reset => {
-                let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].applies_to(key));
+                let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].0.applies_to(key));
                 let templates =
                     all.filter_map(|limit| state.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
                 return operation.wake_waiters(self, key, state.operate(key, algorithms, templates));

@@ -3,36 +3,34 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use super::bound_limit::RedisBoundLimit;
-use super::builder::{HashTag, RedisBuilder};
-use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, ServerClock};
+use super::builder::{HashTag, RedisBuilder, Settings};
+use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, Request, ServerClock};
 use super::conflicts::Registration;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
 use super::lease::{LeaseBook, LeaseClock};
+use super::limits::RedisLimit;
 use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate, TemplateSettings};
-use super::server::RedisServer;
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Held, LimiterFuture, LimitsOfKey, Outcome};
-use crate::store::inner::{LimitOfKey, Observers, Plan, ShareRole};
+use crate::store::inner::{LimitOfKey, Plan, ShareRole};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) client: Arc<Client>,
     limits: Arc<LimitSet>,
-    pub(super) limit_fns: Arc<[Box<dyn RedisBoundLimit<Key>>]>,
+    pub(super) limit_fns: Arc<[RedisLimit<Key>]>,
+    pub(super) settings: Settings,
     pub(super) key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
     pub(super) leases: Option<Arc<LeaseBook>>,
     pub(super) lease_sender: Arc<LeaseSender>,
-    /// The maximum number of remembered reservation ids of a key.
-    pub(super) max_ids: usize,
     /// Registers this limiter for the conflict warnings of other limiters.
-    registration: Arc<Registration>,
+    _registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
     last_template: ArcSwapOption<(Operation, Costs, Option<Duration>, Arc<OperationTemplate>)>,
 }
@@ -40,8 +38,9 @@ pub(super) struct LimiterState<Key: ?Sized> {
 impl<Key: ?Sized> LimiterState<Key> {
     /// Returns the state, and the conflicts with other limiters of this process. `earlier` is the state that it replaces.
     pub(super) fn new(builder: RedisBuilder<Key>, earlier: Option<&Self>) -> Result<(Self, Vec<String>), Error> {
-        let limit_fns: Arc<[_]> = builder.limits.into_iter().map(|limit| limit.0).collect();
-        let mut limits: Vec<_> = limit_fns.iter().map(|limit| limit.info()).collect();
+        builder.check()?;
+        let RedisBuilder { settings, limits: limit_fns, hash_tag } = builder;
+        let mut limits: Vec<_> = limit_fns.iter().map(|limit| limit.0.info()).collect();
         let shares =
             crate::store::inner::check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
         for limit in &mut limits {
@@ -57,61 +56,39 @@ impl<Key: ?Sized> LimiterState<Key> {
             }
         }
         let (registration, conflicts) =
-            Registration::register(builder.server.endpoints(), &builder.prefix, &builder.name, &limits);
+            Registration::register(settings.server.endpoints(), &settings.prefix, &settings.name, &limits);
         let names = limits.iter().map(|limit| (limit.facts.name.as_str(), limit.script.name()));
-        let mut key_format = KeyFormat::new(&builder.prefix, &builder.name, names, builder.secret.as_deref());
-        if builder.server.0.is_cluster() && limits.len() > 1 && builder.hash_tag.is_none() {
-            key_format = key_format.with_hash_tag(&builder.name);
-        }
-        let leases = builder.lease.map(|lease| {
-            let clock = builder.clock.clone();
+        let is_tag = settings.server.0.is_cluster() && limits.len() > 1 && hash_tag.is_none();
+        let key_format = KeyFormat::new(&settings.prefix, &settings.name, names, settings.secret.as_deref(), is_tag);
+        let leases = settings.lease.map(|lease| {
+            let clock = settings.clock.clone();
             #[cfg(test)]
-            let clock = builder.lease_clock.clone().or(clock);
+            let clock = settings.lease_clock.clone().or(clock);
             let clock = LeaseClock::new(clock);
-            Arc::new(LeaseBook::new(lease, &limits, clock, &builder.name, &builder.observers))
+            Arc::new(LeaseBook::new(lease, &limits, clock, &settings.name, &settings.observers))
         });
         let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
         let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some()));
-        let client = match earlier {
-            None => new_client(
-                builder.name,
-                builder.server,
-                builder.observers,
-                (builder.deadline, builder.hold_expiry),
-                builder.clock,
-            ),
-            Some(earlier) => Arc::clone(&earlier.client),
-        };
+        let client = earlier.map_or_else(|| new_client(&settings), |earlier| Arc::clone(&earlier.client));
         let state = Self {
             lease_sender: Arc::new(LeaseSender { client: Arc::clone(&client), limits: Arc::clone(&limits) }),
             client,
             limits,
             limit_fns,
+            settings,
             key_format,
-            hash_tag: builder.hash_tag,
+            hash_tag,
             leases,
-            max_ids: builder.max_ids,
-            registration,
+            _registration: registration,
             last_template: ArcSwapOption::empty(),
         };
         Ok((state, conflicts))
     }
 
-    /// Returns the state with another secret, and without leases: the leases of this state are on the old keys, and are
-    /// released when it is dropped.
-    pub(super) fn with_secret(&self, secret: &[u8]) -> Result<Self, Error> {
-        Ok(Self {
-            client: Arc::clone(&self.client),
-            limits: Arc::clone(&self.limits),
-            limit_fns: Arc::clone(&self.limit_fns),
-            key_format: self.key_format.with_secret(secret)?,
-            hash_tag: self.hash_tag.clone(),
-            leases: self.leases.as_ref().map(|leases| Arc::new(leases.without_leases(self.limits()))),
-            lease_sender: Arc::clone(&self.lease_sender),
-            max_ids: self.max_ids,
-            registration: Arc::clone(&self.registration),
-            last_template: ArcSwapOption::empty(),
-        })
+    /// Returns a builder of the next state.
+    pub(super) fn builder(&self) -> RedisBuilder<Key> {
+        let (limits, hash_tag) = (Arc::clone(&self.limit_fns), self.hash_tag.clone());
+        RedisBuilder { settings: self.settings.clone(), limits, hash_tag }
     }
 
     /// Checks that a limit names each unit of the options.
@@ -133,7 +110,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Returns the index of the limit with this name, which must apply to the key.
     pub(super) fn limit_of(&self, name: &str, key: &Key) -> Result<usize, Error> {
         let index = self.limit(name)?;
-        if self.limit_fns[index].applies_to(key) { Ok(index) } else { Err(Error::does_not_apply(name)) }
+        if self.limit_fns[index].0.applies_to(key) { Ok(index) } else { Err(Error::does_not_apply(name)) }
     }
 
     /// Returns the keys of all limits, concatenated, and where each ends. The key of a limit that does not apply is empty.
@@ -152,7 +129,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         }
         let mut names = KeyWriter::with_capacity(64 * self.limit_fns.len());
         let mut offsets = Vec::with_capacity(self.limit_fns.len());
-        for (index, limit) in self.limit_fns.iter().enumerate() {
+        for (index, RedisLimit(limit)) in self.limit_fns.iter().enumerate() {
             if !limit.applies_to(key) {
                 offsets.push(names.names_len());
                 continue;
@@ -178,7 +155,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         if self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) {
             return Vec::new();
         }
-        self.limit_fns.iter().map(|limit| limit.algorithm(key)).collect()
+        self.limit_fns.iter().map(|limit| limit.0.algorithm(key)).collect()
     }
 
     /// The run time of one step of all limits in the script.
@@ -208,7 +185,9 @@ impl<Key: ?Sized> LimiterState<Key> {
             return Vec::new();
         }
         let limits = self.limits().iter().zip(&*self.limit_fns);
-        limits.map(|(limit, fns)| limit.facts.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key))).collect()
+        limits
+            .map(|(limit, RedisLimit(fns))| limit.facts.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key)))
+            .collect()
     }
 
     /// The template of a decision on all limits.
@@ -337,9 +316,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Hold, key, &algorithms, options);
         let target = self.target(key, algorithms)?;
-        self.client.submit_hold(move |reply| {
-            Ok(target.clone().operation(OperationKind::Hold(options, Arc::clone(&template), None), reply))
-        })
+        let settings = TemplateSettings { kept_free: Vec::new(), hold_expiry: self.settings.hold_expiry };
+        self.client.submit_request(Request { options, target, holds: true, once: None, settings }, template)
     }
 
     /// Submits operations on one limit each.
@@ -364,14 +342,17 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns whether a limit that applies to a key holds every cost until the request ends.
     pub(super) fn holds_until_end(&self, key: &Key) -> bool {
-        self.limits().iter().zip(&*self.limit_fns).any(|(limit, fns)| limit.held_until_end && fns.applies_to(key))
+        self.limits()
+            .iter()
+            .zip(&*self.limit_fns)
+            .any(|(limit, RedisLimit(fns))| limit.held_until_end && fns.applies_to(key))
     }
 
     /// Names the limits that apply to a key.
     pub(super) fn name_limits(&self, key: &Key, names: &mut LimitsOfKey<'_>) {
         let Ok((keys, offsets)) = self.encode(key) else { return };
         let mut start = 0;
-        for ((limit, fns), end) in self.limits().iter().zip(&*self.limit_fns).zip(offsets) {
+        for ((limit, RedisLimit(fns)), end) in self.limits().iter().zip(&*self.limit_fns).zip(offsets) {
             let redis_key = &keys[std::mem::replace(&mut start, end)..end];
             if !redis_key.is_empty() && !limit.facts.is_shadow {
                 names.add_limit(LimitOfKey {
@@ -389,7 +370,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns whether no limit applies to a key.
     pub(super) fn is_exempt(&self, key: &Key) -> bool {
-        !self.limit_fns.iter().any(|limit| limit.applies_to(key))
+        !self.limit_fns.iter().any(|limit| limit.0.applies_to(key))
     }
 
     /// Returns the decision on a key to which no limit applies. It needs no server.
@@ -404,22 +385,17 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 }
 
-fn new_client(
-    name: String,
-    server: RedisServer,
-    observers: Observers,
-    (deadline, hold_expiry): (Duration, Duration),
-    clock: Option<Arc<dyn Clock>>,
-) -> Arc<Client> {
+fn new_client(settings: &Settings) -> Arc<Client> {
+    let Settings { name, server, observers, clock, .. } = settings.clone();
     Arc::new_cyclic(|client: &Weak<Client>| {
         let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
-        let holds = Arc::new(HoldRegistry::new(hold_expiry, &name, &observers, transport));
+        let holds = Arc::new(HoldRegistry::new(settings.hold_expiry, &name, &observers, transport));
         let health = ServerHealth::new(name, server.0, observers);
         Client::new(ClientConfig {
             health: Arc::new(health),
-            deadline,
+            deadline: settings.deadline,
             holds,
-            clock,
+            clock: clock.clone(),
             server_clock: ServerClock::default(),
         })
     })

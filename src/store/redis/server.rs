@@ -2,7 +2,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 #[cfg(feature = "redis-cluster")]
-use super::cluster::ClusterConnector;
+use super::cluster::Topology;
 #[cfg(feature = "redis-tls")]
 use super::connect::RedisTls;
 #[cfg(feature = "redis-sentinel")]
@@ -59,7 +59,7 @@ impl RedisServer {
     #[cfg(feature = "redis-cluster")]
     pub fn cluster(addresses: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, Error> {
         let infos = addresses.into_iter().map(|address| parse_address(address.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Self(Arc::new(ClusterConnector::new(infos)?)))
+        Ok(Self(Arc::new(Topology::new(infos)?)))
     }
 
     /// The master of this name, by the addresses of Sentinels, such as `redis://127.0.0.1:26379`.

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::builder::RedisCellBuilder;
 use super::link::CellLink;
 use super::rate::{Rate, ThrottleReply};
 use crate::clock::{Clock, SystemClock};
@@ -10,7 +10,9 @@ use crate::encode::{EncodeKey, KeyWriter};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
+use crate::store::redis::builder::Settings;
 use crate::store::redis::connect::CHECK_TIMEOUT;
+use crate::store::redis::health::ServerHealth;
 use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
 
@@ -71,11 +73,7 @@ impl RedisCell {
 
     /// Builds a limiter with other settings.
     pub fn builder(server: impl Into<RedisServer>, name: &str, quota: Quota) -> RedisCellBuilder {
-        RedisCellBuilder::new(server.into(), name, quota)
-    }
-
-    pub(super) fn of_link(link: CellLink, rate: Rate, key_format: KeyFormat) -> Self {
-        Self { link: Arc::new(link), rate, key_format: Arc::new(key_format) }
+        RedisCellBuilder { settings: Settings::new(server.into(), name), quota, burst: quota.limit() }
     }
 
     /// Connects, and checks that Redis accepts writes and has the command.
@@ -88,7 +86,7 @@ impl RedisCell {
     pub async fn health_check(&self) -> Result<(), Error> {
         // A peek.
         let throttle = self.rate.throttle(&self.name(|writer| writer.bytes(b"health-check")), 0);
-        self.link.send(throttle, CHECK_TIMEOUT, |reply| ThrottleReply::read(&reply).map(drop)).await
+        self.link.send(throttle, CHECK_TIMEOUT, |reply| ThrottleReply::read(reply).map(drop)).await
     }
 
     /// Returns the name of a key in Redis.
@@ -123,7 +121,7 @@ impl RedisCell {
         }
         let throttle = rate.throttle(&self.name(|writer| key.encode(writer)), if is_peek { 0 } else { cost });
         self.link.send(throttle, self.link.deadline, move |reply| {
-            Ok(rate.decision(now(), ThrottleReply::read(&reply)?, cost, is_peek).into())
+            Ok(rate.decision(now(), ThrottleReply::read(reply)?, cost, is_peek).into())
         })
     }
 }
@@ -161,5 +159,69 @@ impl fmt::Debug for RedisCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { link, rate, .. } = self;
         f.debug_tuple("RedisCell").field(&link.health.server).field(rate).field(&link.deadline).finish()
+    }
+}
+
+/// Builds a [`RedisCell`] with other than the default settings.
+#[must_use = "a builder has no effect until `build` is called"]
+pub struct RedisCellBuilder {
+    settings: Settings,
+    quota: Quota,
+    burst: u64,
+}
+
+impl RedisCellBuilder {
+    /// Sets the burst. Default: the quota's limit. The command's `max_burst` is one less.
+    pub fn burst(mut self, burst: u64) -> Self {
+        self.burst = burst;
+        self
+    }
+
+    /// Sets the prefix of all keys: see [`RedisBuilder::prefix`](crate::RedisBuilder::prefix).
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.settings.prefix = prefix.into();
+        self
+    }
+
+    /// Sets the time after which a decision fails: see [`RedisBuilder::deadline`](crate::RedisBuilder::deadline).
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.settings.deadline = deadline;
+        self
+    }
+
+    /// Replaces users' keys by keyed hashes: see [`RedisBuilder::hash_keys`](crate::RedisBuilder::hash_keys).
+    pub fn hash_keys(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.settings.secret = Some(secret.into());
+        self
+    }
+
+    /// Builds the limiter. This method opens no connection: see [`RedisCell::health_check`].
+    ///
+    /// # Errors
+    ///
+    /// - The period is not whole seconds, or the quota is above one request per microsecond.
+    /// - The burst is zero, or refills in more than a hundred years.
+    /// - The name is empty, the deadline is zero, or the secret is too short.
+    /// - The server is a cluster.
+    pub fn build(self) -> Result<RedisCell, Error> {
+        let Settings { server, name, prefix, deadline, secret, observers, .. } = &self.settings;
+        self.settings.check()?;
+        if server.0.is_cluster() {
+            return Err(Error::config(
+                "invalid server for CL.THROTTLE: it declares no keys, so every node of a cluster counts every key by \
+                 itself; use `Redis` instead of `RedisCell`",
+            ));
+        }
+        let rate = Rate::new(self.quota, self.burst)?;
+        let key_format = KeyFormat::new(prefix, name, [("default", "cell")], secret.as_deref(), false);
+        let health = ServerHealth::new(name.clone(), Arc::clone(&server.0), observers.clone());
+        Ok(RedisCell { link: Arc::new(CellLink::new(health, *deadline)), rate, key_format: Arc::new(key_format) })
+    }
+}
+
+impl fmt::Debug for RedisCellBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings { server, name, .. } = &self.settings;
+        f.debug_tuple("RedisCellBuilder").field(server).field(name).field(&self.quota).finish_non_exhaustive()
     }
 }

@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
@@ -61,28 +61,22 @@ impl CellLink {
     }
 
     async fn call(self: &Arc<Self>, command: Cmd, timer: Sleep, within: Duration) -> Result<Value, Error> {
-        let (node, started_at, address) = (self.health.node(0), Instant::now(), self.health.server.describe());
+        let (health, started_at) = (&self.health, Instant::now());
         let mut used = None;
         let replied = {
             let calling = pin!(async {
                 let connection = used.insert(self.usable_connection().await?);
                 self.state().unanswered.get_or_insert_with(|| (0, Instant::now())).0 += 1;
-                connection.call(0, Arc::new(command)).await.map_err(|error| classify(error, address))
+                let reply = connection.call(0, Arc::new(command)).await;
+                reply.map_err(|error| Failure::of_call(error, health.server.describe()))
             });
             match select(calling, pin!(timer)).await {
                 Either::Left((replied, _)) => replied,
-                Either::Right(_) => Err(Failure::timed_out(format!(
-                    "CL.THROTTLE failed: Redis ({address}) did not reply within the deadline of {within:?}, and the cost \
-                     may have been charged; raise `deadline` or check the server"
-                ))),
+                Either::Right(_) => Err(Failure::timed_out(health.timeout_message(within))),
             }
         };
         let failure = replied.as_ref().err();
-        if failure.is_none_or(|failure| failure.server_responded) {
-            self.health.record_success(&node);
-        } else if let Some(failure) = failure {
-            self.health.record_failure(&node, started_at, &failure.error);
-        }
+        health.record_end(&health.node(0), started_at, failure);
         if failure.is_none_or(|failure| !failure.reconnect) {
             self.state().unanswered = None;
         } else if let Some(used) = used {
@@ -128,23 +122,4 @@ impl CellLink {
     fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Classifies an error of CL.THROTTLE.
-fn classify(error: RedisError, address: &str) -> Failure {
-    let detail = error.detail().unwrap_or_default();
-    let cause = if detail.contains("nknown command") {
-        "this Redis has no CL.THROTTLE; load the module redis-cell, or use Dragonfly"
-    } else if detail.contains("wrong type") || error.code() == Some("WRONGTYPE") {
-        "a key of the limiter holds another type; choose another prefix"
-    } else if error.code() == Some("NOPERM") {
-        "the user (ACL) may not run it on the limiter's keys; grant CL.THROTTLE and the keys"
-    } else {
-        let failure = Failure::of_call(error.clone(), address);
-        if !failure.server_responded {
-            return failure;
-        }
-        "Redis returned an error; see the source of this error"
-    };
-    Failure::server_responded(Error::unavailable(format!("CL.THROTTLE ({address}) failed: {cause}")).with_source(error))
 }

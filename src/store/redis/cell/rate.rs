@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, Value, from_redis_value};
 
 use crate::clock::Timestamp;
 use crate::decision::{Decision, LimitSnapshot, LimitStatus, Verdict};
@@ -26,19 +26,12 @@ pub(crate) struct ThrottleReply {
 
 impl ThrottleReply {
     /// Reads the reply to CL.THROTTLE: five integers.
-    pub(super) fn read(reply: &Value) -> Result<Self, Error> {
-        if let Value::Array(numbers) = reply
-            && let [Value::Int(limited), Value::Int(_), Value::Int(remaining), Value::Int(retry), Value::Int(reset)] =
-                numbers[..]
-        {
-            return Ok(Self {
-                limited: limited != 0,
-                remaining: u64::try_from(remaining).unwrap_or(0),
-                retry_after: u64::try_from(retry).ok(),
-                reset_after: u64::try_from(reset).ok(),
-            });
-        }
-        Err(Error::unavailable("unexpected reply to CL.THROTTLE; check the version of redis-cell"))
+    pub(super) fn read(reply: Value) -> Result<Self, Error> {
+        let (limited, _, remaining, retry_after, reset_after): (i64, i64, i64, i64, i64) = from_redis_value(reply)
+            .map_err(|_| Error::unavailable("unexpected reply to CL.THROTTLE; check the version of redis-cell"))?;
+        let seconds = |number| u64::try_from(number).ok();
+        let (retry_after, reset_after) = (seconds(retry_after), seconds(reset_after));
+        Ok(Self { limited: limited != 0, remaining: u64::try_from(remaining).unwrap_or(0), retry_after, reset_after })
     }
 }
 

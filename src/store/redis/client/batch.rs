@@ -74,19 +74,13 @@ impl Batch {
                 steps.push(index, key_indices, numbers);
             };
             match &operation.kind {
-                OperationKind::Decide(_, template) => {
-                    let sessions = operation.once.as_ref().map_or_else(Vec::new, |_| vec![0.0; limit_count]);
-                    push(template, &operation.numbers(sessions, template, &mut id_keys));
+                OperationKind::Decide(_, template) | OperationKind::Settle(template) => {
+                    push(template, &operation.numbers(template, None, &mut id_keys));
                 }
                 OperationKind::Hold(_, template, Some(pending)) => {
-                    push(template, &operation.numbers(pending.ids(), template, &mut id_keys));
+                    push(template, &operation.numbers(template, Some(pending.ids()), &mut id_keys));
                 }
                 OperationKind::Hold(..) => {}
-                OperationKind::Reserve(reserve) => {
-                    push(&reserve.template, &reserve.encode(&limits.limits, &mut id_keys));
-                }
-                OperationKind::Settle(settle) => push(&settle.template, &settle.encode(&limits.limits, &mut id_keys)),
-                OperationKind::Record(record) => push(&record.template, &record.encode(&mut id_keys)),
                 OperationKind::Update(updates) => {
                     for update in updates {
                         if let Some(numbers) = update.encode() {

@@ -36,14 +36,3 @@ impl ServerClock {
         self.ahead.store(now.as_micros().wrapping_sub(own).cast_signed(), Ordering::Relaxed);
     }
 }
-
-impl ClientConfig {
-    pub(crate) fn timeout_message(&self) -> String {
-        format!(
-            "the call to Redis ({}) failed: no reply within the deadline of {:?}, and the cost may have been charged; \
-             raise `deadline` or check the server",
-            self.health.server.describe(),
-            self.deadline
-        )
-    }
-}

@@ -102,13 +102,8 @@ fn record_results(
     health.record_call(size, measured_from, failures().next().map(|failure| &failure.error));
     let late = results.iter().flatten().flatten().map(|run| run.late).sum();
     health.record_shed(ShedCause::ArrivedLate, late);
-    match failures().find(|failure| !failure.server_responded) {
-        Some(failure) if results.iter().all(Result::is_err) => {
-            health.record_failure(route.node, route.sent_at, &failure.error);
-        }
-        // An answer about the call shows that the node works.
-        _ => health.record_success(route.node),
-    }
+    let failed = failures().find(|failure| !failure.server_responded).filter(|_| results.iter().all(Result::is_err));
+    health.record_end(route.node, route.sent_at, failed);
 }
 
 /// Groups operations by cluster slot, because the keys of one command must share a slot. Each group keeps its order.
@@ -184,7 +179,7 @@ async fn send(
             return (Ok(None), batch.into_operations());
         }
         Some(Err(error)) => Failure::of_call(error, config.health.server.describe()),
-        None => Failure::timed_out(config.timeout_message()),
+        None => Failure::timed_out(config.health.timeout_message(config.deadline)),
     };
     for operation in batch.into_operations() {
         operation.fail(&failure);
@@ -214,7 +209,11 @@ async fn call_until_given_up(
         return Some(reply);
     }
     // The breaker counts the call now. A late reply resets the count.
-    config.health.record_failure(route.node, route.sent_at, &Error::unavailable(config.timeout_message()));
+    config.health.record_failure(
+        route.node,
+        route.sent_at,
+        &Error::unavailable(config.health.timeout_message(config.deadline)),
+    );
     let given_up_at = route.sent_at + config.deadline * GIVE_UP_AFTER;
     timeout_at(given_up_at, call).await.ok()
 }

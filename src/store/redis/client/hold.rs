@@ -3,17 +3,14 @@
 use std::sync::Arc;
 
 use futures_util::future::{FutureExt, TryFutureExt, join_all};
-use tokio::sync::oneshot;
 
-use super::completion::{Completion, OperationResult};
-use super::config::ClientConfig;
 use super::future::{by_deadline, reply_of};
-use super::once::OnceRequest;
-use super::operation::{OperationKind, OperationTarget, QueuedOperation};
+use super::operation::{OperationKind, OperationTarget};
+use super::request::Request;
 use super::{Client, no_runtime};
 use crate::decision::Costs;
 use crate::error::Error;
-use crate::limiter::{Held, LimiterFuture, Outcome};
+use crate::limiter::{Held, LimiterFuture};
 use crate::store::inner::BoxFuture;
 use crate::store::inner::runtime::sleep;
 use crate::store::inner::{capacity_released, limit_id};
@@ -22,51 +19,8 @@ use crate::store::redis::holds::{
 };
 use crate::store::redis::script::{Operation, group_by_limits};
 
-impl Client {
-    /// Queues a hold, and once more in a new session if the server does not know the session of the first.
-    pub(crate) fn submit_hold(
-        self: &Arc<Self>,
-        operation: impl Fn(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error> + Send + Sync + 'static,
-    ) -> Result<LimiterFuture<Outcome>, Error> {
-        let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
-        let answer_by = Some(timer.deadline());
-        let first = self.enqueue(&operation, answer_by)?;
-        let client = Arc::clone(self);
-        Ok(LimiterFuture::pending(async move {
-            let hold = async {
-                let mut reply = reply_of(first).await?;
-                // Nothing is held: the server has lost the session.
-                if matches!(reply, Completion::SessionExpired) {
-                    reply = reply_of(client.enqueue(&operation, answer_by)?).await?;
-                }
-                into_outcome(&client, reply)
-            };
-            let ClientConfig { health, deadline, .. } = &*client.config;
-            by_deadline(hold, timer, || {
-                format!(
-                    "hold failed: Redis ({}) did not reply within the deadline of {deadline:?}, and the cost may stay held \
-                     until the hold expires; raise `deadline` or check the server",
-                    health.server.describe()
-                )
-            })
-            .await
-        }))
-    }
-}
-
-pub(super) fn into_outcome(client: &Arc<Client>, completion: Completion) -> Result<Outcome, Error> {
-    match completion {
-        Completion::Decided(decision, grant) => {
-            Ok(Outcome::of_store(decision, grant.and_then(|grant| into_guard(client, grant, None))))
-        }
-        Completion::SessionExpired | Completion::Repeated(_) | Completion::Done => {
-            Err(Error::unavailable("hold failed: Redis has lost the process's session on the key twice; retry"))
-        }
-    }
-}
-
-/// Returns the guard of what was granted. Its settlement records what it charges for `request`, if there is one.
-pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Option<OnceRequest>) -> Option<Held> {
+/// Returns the guard of what was granted. If the request is charged once, the settlement records the charge.
+pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Request) -> Option<Held> {
     let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(grant.registry()));
     let units = grant.units.clone();
     let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
@@ -79,10 +33,10 @@ pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Option<Onc
     }
     let (fixed, of_request): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_fixed);
     let of_fixed = (Arc::clone(client), Arc::clone(&registry));
-    let client = Arc::clone(client);
+    let (client, request) = (Arc::clone(client), request.once.is_some().then_some(request));
     let settle_request = move |actual: Costs| {
         let settled = settle(&client, &registry, &of_request, |hold| hold.actual(&actual));
-        match request {
+        match &request {
             None => settled,
             // Without the record, a repeat is charged.
             Some(request) => settled.and(request.record(&client, &actual).map_result(|_| Ok(()))),

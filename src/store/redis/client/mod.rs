@@ -27,10 +27,9 @@ mod hold;
 mod lease;
 mod load_control;
 mod moving_average;
-mod once;
 mod operation;
 mod queue;
-mod reservation;
+mod request;
 mod results;
 mod windowed_min;
 mod worker;
@@ -48,10 +47,9 @@ use self::dispatch::execute;
 pub(crate) use self::future::by_deadline;
 use self::future::{reply_lost, reply_of};
 pub(crate) use self::lease::LeaseSender;
-pub(crate) use self::once::{IdOperation, OnceRequest};
 pub(crate) use self::operation::{OperationKind, OperationTarget, QueuedOperation};
 use self::queue::OperationQueue;
-pub(crate) use self::reservation::{ReserveOperation, SettleOperation};
+pub(crate) use self::request::{IdOperation, Request};
 use self::worker::run_worker;
 use super::connect::{Connection, no_runtime, runtime_ends};
 use super::health::NodeState;
@@ -114,7 +112,10 @@ impl Client {
         let reply = self.enqueue(operation, is_decision.then(|| timer.deadline()))?;
         let config = Arc::clone(&self.config);
         Ok(LimiterFuture::pending(async move {
-            by_deadline(async { read(reply_of(reply).await?) }, timer, || config.timeout_message()).await
+            by_deadline(async { read(reply_of(reply).await?) }, timer, || {
+                config.health.timeout_message(config.deadline)
+            })
+            .await
         }))
     }
 

@@ -4,8 +4,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::completion::OperationResult;
-use super::once::{IdOperation, RecordOperation};
-use super::reservation::{ReserveOperation, SettleOperation};
+use super::request::IdOperation;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::cluster::cluster_slot;
@@ -33,8 +32,7 @@ pub(crate) struct OperationTarget {
 pub(crate) struct QueuedOperation {
     pub(crate) kind: OperationKind,
     pub(crate) target: OperationTarget,
-    /// The id of a decision that is charged once.
-    pub(crate) once: Option<Box<IdOperation>>,
+    pub(crate) id: Option<Box<IdOperation>>,
     /// The caller's deadline, if the operation may fail for load: a decision or a hold. `None` for all others.
     pub(crate) answer_by: Option<Instant>,
     /// The operation is asked once more: the reply to the first call said that nothing was charged.
@@ -43,16 +41,12 @@ pub(crate) struct QueuedOperation {
 }
 
 pub(crate) enum OperationKind {
-    /// A decision that charges, or a peek.
+    /// A decision that charges, a peek, or a hold with an id.
     Decide(AcquireOptions, Arc<OperationTemplate>),
     /// A decision that holds the cost. The sessions are chosen when the operation is sent.
     Hold(AcquireOptions, Arc<OperationTemplate>, Option<PendingHold>),
-    /// A hold with an id.
-    Reserve(Box<ReserveOperation>),
-    /// The settlement of a hold by its id.
-    Settle(Box<SettleOperation>),
-    /// Records what a request was charged by its settlement.
-    Record(Box<RecordOperation>),
+    /// The settlement of a hold by its id, or the record of what a request was charged by its settlement.
+    Settle(Arc<OperationTemplate>),
     /// Updates of sessions.
     Update(Vec<SessionUpdate>),
     /// The report of a lease.
@@ -87,7 +81,7 @@ impl OperationTarget {
 
     /// Returns an operation on these keys.
     pub(crate) fn operation(self, kind: OperationKind, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
-        QueuedOperation { kind, target: self, once: None, answer_by: None, is_second: false, reply }
+        QueuedOperation { kind, target: self, id: None, answer_by: None, is_second: false, reply }
     }
 
     /// The key of the limit with this index.
@@ -104,30 +98,29 @@ impl OperationTarget {
 }
 
 impl QueuedOperation {
-    /// Returns the numbers to send for a decision with these sessions, and adds the keys of the id, if it has one.
+    pub(crate) fn with_id(self, id: IdOperation) -> Self {
+        Self { id: Some(Box::new(id)), ..self }
+    }
+
+    /// Returns the numbers to send, with the sessions of a hold, and adds the keys of the id, if there is one.
     pub(super) fn numbers(
         &self,
-        mut sessions: Vec<f64>,
         template: &OperationTemplate,
+        sessions: Option<Vec<f64>>,
         keys: &mut Vec<Vec<u8>>,
     ) -> Vec<f64> {
-        if let Some(once) = &self.once {
-            once.encode(template, &mut sessions, keys);
-        }
-        sessions
+        let Some(id) = &self.id else { return sessions.unwrap_or_default() };
+        let mut numbers = sessions.unwrap_or_else(|| id.numbers.clone());
+        id.encode(template, &mut numbers, keys);
+        numbers
     }
 
     /// The maximum number of steps that the operation adds to a batch.
     pub(crate) fn steps(&self) -> usize {
         match &self.kind {
-            OperationKind::Decide(..)
-            | OperationKind::Hold(..)
-            | OperationKind::Reserve(_)
-            | OperationKind::Settle(_)
-            | OperationKind::Record(_)
-            | OperationKind::Lease(_) => 1,
             OperationKind::Update(updates) => updates.len(),
             OperationKind::Mutate(templates) => templates.len(),
+            _ => 1,
         }
     }
 
@@ -151,10 +144,8 @@ impl QueuedOperation {
     ///
     /// Updates, settlements and reports of leases are sent in any case: the cost was spent.
     pub(crate) fn is_cancelled(&self) -> bool {
-        let is_sent_anyway = matches!(
-            self.kind,
-            OperationKind::Update(_) | OperationKind::Settle(_) | OperationKind::Record(_) | OperationKind::Lease(_)
-        );
+        let is_sent_anyway =
+            matches!(self.kind, OperationKind::Update(_) | OperationKind::Settle(_) | OperationKind::Lease(_));
         self.reply.is_closed() && !is_sent_anyway
     }
 

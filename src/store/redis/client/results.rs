@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use super::completion::{Completion, OperationResult};
 use super::operation::{OperationKind, QueuedOperation};
-use super::reservation::SettleOperation;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::inner::StateEncoding;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
 use crate::store::redis::lease::{LeaseRenewal, LeaseReply, RenewalReply};
 use crate::store::redis::script::{
-    Failure, Grant, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Updated, View, catch_panic,
+    Failure, Grant, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, Updated, View, catch_panic,
     limit_has_no_algorithm,
 };
 
@@ -32,7 +31,10 @@ impl QueuedOperation {
                         return Some(Err(error));
                     }
                 };
-                if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
+                if let Some(failed) = verdict.failed_reservation(&template, replay.now) {
+                    return Some(failed.map(|decision| Completion::Decided(decision, None)));
+                }
+                if let Some(repeated) = verdict.repeated_request(&template) {
                     return Some(Ok(Completion::Repeated(repeated)));
                 }
                 let decided =
@@ -59,18 +61,7 @@ impl QueuedOperation {
                 }
                 Some(result)
             }
-            OperationKind::Reserve(reserve) => {
-                let result = reserve.read(self, reply, replay);
-                if replay.was_late {
-                    self.kind = OperationKind::Reserve(reserve);
-                }
-                result
-            }
-            OperationKind::Settle(_) => SettleOperation::read(self, reply, replay),
-            OperationKind::Record(_) => {
-                let applying = (0..replay.limits.len()).filter(|index| replay.applies(*index)).count();
-                (0..applying).try_for_each(|_| reply.next_i64().map(drop)).map(|()| Ok(Completion::Done))
-            }
+            OperationKind::Settle(_) => self.read_settlement(reply, replay),
             OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
             OperationKind::Mutate(templates) => {
                 // All replies, also after an invalid state: those to the next operation come behind them.
@@ -112,7 +103,7 @@ impl QueuedOperation {
                 return Err(error);
             }
         };
-        if let Some(repeated) = self.once.as_ref().and_then(|_| verdict.repeated_request()) {
+        if let Some(repeated) = verdict.repeated_request(template) {
             pending.denied();
             return Ok(Completion::Repeated(repeated));
         }
@@ -158,6 +149,26 @@ impl QueuedOperation {
         }
         update.finish(is_known, if in_flight { charged.unsigned_abs() } else { 0 });
         Some(Ok(()))
+    }
+
+    /// Returns `None` if the reply ends too early.
+    fn read_settlement(&self, reply: &mut ReplyReader<'_>, replay: &mut Replay<'_>) -> Option<OperationResult> {
+        let mut result = Ok(Completion::Done);
+        let (limits, algorithms) = (replay.limits, replay.algorithms);
+        for (index, limit) in limits.iter().enumerate() {
+            if !replay.applies(index) {
+                continue;
+            }
+            let Settled { released, charged } = Settled::read(|| reply.next_i64())?;
+            if ReplyReader::is_invalid_state(released) {
+                result = Err(self.foreign_key_error());
+            } else if Failure::of(released) == Some(Failure::UnknownId) {
+                result = Err(Error::unknown_id());
+            } else {
+                replay.settle(index, limit.select(index, algorithms), released, charged);
+            }
+        }
+        Some(result)
     }
 
     /// Returns `None` if the reply ends too early.

@@ -1,10 +1,9 @@
 use std::sync::Arc;
 
-use redis::ConnectionInfo;
 use tokio::time::timeout;
 
 use super::connection::ClusterConnection;
-use super::topology::Topology;
+use super::topology::{ClusterState, Topology};
 use crate::error::Error;
 use crate::store::inner::BoxFuture;
 #[cfg(feature = "redis-tls")]
@@ -14,17 +13,9 @@ use crate::store::redis::connect::{
 };
 
 /// Connects to the nodes of a cluster. A node's index is its index in the slot map.
-pub(crate) struct ClusterConnector(Topology);
-
-impl ClusterConnector {
-    pub(crate) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
-        Ok(Self(Topology::new(infos)?))
-    }
-}
-
-impl Connector for ClusterConnector {
+impl Connector for Topology {
     fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
-        let topology = self.0.clone();
+        let topology = self.clone();
         Box::pin(async move {
             let mut refresh = None;
             if topology.is_discovered() {
@@ -46,11 +37,11 @@ impl Connector for ClusterConnector {
     }
 
     fn describe(&self) -> &str {
-        self.0.describe()
+        &self.0.description
     }
 
     fn endpoints(&self) -> Vec<String> {
-        self.0.seeds().iter().map(|(host, port)| format!("node {host}:{port}")).collect()
+        self.0.seeds.iter().map(|(host, port)| format!("node {host}:{port}")).collect()
     }
 
     fn is_cluster(&self) -> bool {
@@ -58,25 +49,28 @@ impl Connector for ClusterConnector {
     }
 
     fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        Ok(Arc::new(Self(self.0.with_credentials(provider))))
+        let ClusterState { seeds, connection_template, .. } = &*self.0;
+        Ok(Arc::new(Self::from_seeds(seeds.clone(), connection_template.clone(), Some(provider))))
     }
 
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
-        Ok(Arc::new(Self(self.0.with_template(|template| tls.apply_to(template))?)))
+        let ClusterState { seeds, connection_template, credentials, .. } = &*self.0;
+        let template = tls.apply_to(connection_template.clone())?;
+        Ok(Arc::new(Self::from_seeds(seeds.clone(), template, credentials.clone())))
     }
 
     fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {
-        let topology = self.0.clone();
+        let topology = self.clone();
         Box::pin(async move { with_connect_timeout(topology.describe(), topology.refresh()).await })
     }
 
     fn node_count(&self) -> usize {
-        self.0.node_count()
+        self.0.slot_map.load().nodes().len().max(1)
     }
 
     fn node_of_slot(&self, slot: u16) -> usize {
-        self.0.slot_owner(slot)
+        self.slot_owner(slot)
     }
 }
 
@@ -91,7 +85,7 @@ mod tests {
 
     use redis::IntoConnectionInfo as _;
 
-    use super::{ClusterConnector, Connector as _};
+    use super::{Connector as _, Topology};
 
     /// A node of a cluster, which takes a while for each reply, and says that one master serves all slots.
     struct SlowNode {
@@ -144,7 +138,7 @@ mod tests {
         let dead = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("an address");
         node.master.store(dead.port(), Ordering::SeqCst);
         let seed = node.address.as_str().into_connection_info().expect("an address");
-        let connector = ClusterConnector::new(vec![seed]).expect("an address");
+        let connector = Topology::new(vec![seed]).expect("an address");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         assert!(runtime.block_on(connector.discover_nodes()).is_ok(), "a node");
         let first = connector.node_of_slot(0);

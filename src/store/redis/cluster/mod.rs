@@ -10,6 +10,6 @@ mod slot_map;
 #[cfg(feature = "redis-cluster")]
 mod topology;
 
-#[cfg(feature = "redis-cluster")]
-pub(crate) use self::connector::ClusterConnector;
 pub(crate) use self::slot::cluster_slot;
+#[cfg(feature = "redis-cluster")]
+pub(crate) use self::topology::Topology;

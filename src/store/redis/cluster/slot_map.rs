@@ -1,4 +1,4 @@
-use redis::Value;
+use redis::{Value, from_redis_value_ref};
 
 use super::slot::SLOT_COUNT;
 
@@ -62,12 +62,13 @@ impl SlotMap {
         let mut any = false;
         map.owners.resize(usize::from(SLOT_COUNT), 0);
         for range in array(reply)? {
-            let [start, end, master, ..] = array(range)? else { return None };
+            let [start, end, master, ..] = &array(&range)?[..] else { return None };
+            let slot = |value| from_redis_value_ref(value).ok().filter(|slot| *slot < SLOT_COUNT);
             let (start, end) = (slot(start)?, slot(end)?);
-            let [host, port, ..] = array(master)? else { return None };
-            let host = text(host).filter(|host| !host.is_empty() && *host != "?").unwrap_or(asked_host);
-            let Value::Int(port) = port else { return None };
-            let node = map.index_of(&(host.to_owned(), u16::try_from(*port).ok()?));
+            let [host, port, ..] = &array(master)?[..] else { return None };
+            let host = from_redis_value_ref::<String>(host).ok().filter(|host| !host.is_empty() && *host != "?");
+            let address = (host.unwrap_or_else(|| asked_host.to_owned()), from_redis_value_ref(port).ok()?);
+            let node = map.index_of(&address);
             for slot in start..=end {
                 map.set_owner(slot, node);
                 any = true;
@@ -77,26 +78,8 @@ impl SlotMap {
     }
 }
 
-fn array(value: &Value) -> Option<&[Value]> {
-    match value {
-        Value::Array(values) => Some(values),
-        _ => None,
-    }
-}
-
-fn slot(value: &Value) -> Option<u16> {
-    match value {
-        Value::Int(slot) => u16::try_from(*slot).ok().filter(|slot| *slot < SLOT_COUNT),
-        _ => None,
-    }
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
+fn array(value: &Value) -> Option<Vec<Value>> {
+    from_redis_value_ref(value).ok()
 }
 
 /// Parses the address in a redirection, as in `127.0.0.1:7001`. Without a host it is the host that sent the

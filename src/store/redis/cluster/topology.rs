@@ -11,20 +11,20 @@ use tokio::time::timeout;
 
 use super::slot_map::{NodeAddress, SlotMap, parse_node_address};
 use crate::error::Error;
-use crate::store::redis::connect::{CredentialsProvider, SharedConnection};
+use crate::store::redis::connect::{CredentialsProvider, SharedConnection, at_address};
 
 /// The nodes of a cluster and the slots that each serves, as far as this process knows. Clones share it.
 #[derive(Clone)]
-pub(super) struct Topology(Arc<ClusterState>);
+pub(crate) struct Topology(pub(super) Arc<ClusterState>);
 
-struct ClusterState {
+pub(super) struct ClusterState {
     /// The addresses that the user gave.
-    seeds: Vec<NodeAddress>,
+    pub(super) seeds: Vec<NodeAddress>,
     /// The settings of every connection, except for host and port: the settings of the first seed.
-    connection_template: ConnectionInfo,
-    credentials: Option<CredentialsProvider>,
-    description: String,
-    slot_map: ArcSwap<SlotMap>,
+    pub(super) connection_template: ConnectionInfo,
+    pub(super) credentials: Option<CredentialsProvider>,
+    pub(super) description: String,
+    pub(super) slot_map: ArcSwap<SlotMap>,
     last_refresh: Mutex<Option<Instant>>,
     /// Rotates the nodes, so that each refresh asks other nodes first.
     next_node: AtomicUsize,
@@ -37,7 +37,7 @@ impl Topology {
     const PARALLEL_QUERIES: usize = 3;
     const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
 
-    pub(super) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
+    pub(crate) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
         let mut seeds = Vec::with_capacity(infos.len());
         for info in &infos {
             match info.addr() {
@@ -65,7 +65,7 @@ impl Topology {
         Ok(Self::from_seeds(seeds, template, None))
     }
 
-    fn from_seeds(
+    pub(super) fn from_seeds(
         seeds: Vec<NodeAddress>,
         connection_template: ConnectionInfo,
         credentials: Option<CredentialsProvider>,
@@ -82,35 +82,8 @@ impl Topology {
         }))
     }
 
-    /// The same cluster, not discovered yet, with changed connection settings.
-    #[cfg(feature = "redis-tls")]
-    pub(super) fn with_template(
-        &self,
-        change: impl FnOnce(ConnectionInfo) -> Result<ConnectionInfo, Error>,
-    ) -> Result<Self, Error> {
-        let template = change(self.0.connection_template.clone())?;
-        Ok(Self::from_seeds(self.0.seeds.clone(), template, self.0.credentials.clone()))
-    }
-
-    /// The same cluster, not discovered yet, with this provider of user and password.
-    pub(super) fn with_credentials(&self, provider: CredentialsProvider) -> Self {
-        Self::from_seeds(self.0.seeds.clone(), self.0.connection_template.clone(), Some(provider))
-    }
-
-    pub(super) fn describe(&self) -> &str {
-        &self.0.description
-    }
-
-    pub(super) fn seeds(&self) -> &[NodeAddress] {
-        &self.0.seeds
-    }
-
     pub(super) fn is_discovered(&self) -> bool {
         !self.0.slot_map.load().is_empty()
-    }
-
-    pub(super) fn node_count(&self) -> usize {
-        self.0.slot_map.load().nodes().len().max(1)
     }
 
     pub(super) fn slot_owner(&self, slot: u16) -> usize {
@@ -154,15 +127,7 @@ impl Topology {
     }
 
     async fn connect_at(&self, (host, port): &NodeAddress) -> Result<SharedConnection, RedisError> {
-        let mut address = self.0.connection_template.addr().clone();
-        match &mut address {
-            ConnectionAddr::Tcp(own, at) | ConnectionAddr::TcpTls { host: own, port: at, .. } => {
-                own.clone_from(host);
-                *at = *port;
-            }
-            _ => {}
-        }
-        let info = self.0.connection_template.clone().set_addr(address);
+        let info = at_address(&self.0.connection_template, host.clone(), *port);
         SharedConnection::open(info, self.0.credentials.clone()).await
     }
 

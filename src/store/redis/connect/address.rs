@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+use redis::ConnectionAddr;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisError};
@@ -33,4 +35,14 @@ pub(super) fn address_error(error: RedisError) -> Error {
          `redis-tls`), or unix:///path/to/socket",
     )
     .with_source(error)
+}
+
+/// Returns the settings for another host and port.
+#[cfg(any(feature = "redis-cluster", feature = "redis-sentinel"))]
+pub(crate) fn at_address(template: &ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
+    let mut address = template.addr().clone();
+    if let ConnectionAddr::Tcp(own, at) | ConnectionAddr::TcpTls { host: own, port: at, .. } = &mut address {
+        (*own, *at) = (host, port);
+    }
+    template.clone().set_addr(address)
 }

@@ -154,12 +154,15 @@ fn classify_code(code: &str, detail: &str) -> (Meaning, &'static str) {
         "ERR" if has(&["max number of clients"]) => {
             (Meaning::Connection, "the server has as many clients as `maxclients` allows; raise it, or end others")
         }
+        "ERR" if has(&["unknown command"]) && has(&["cl.throttle"]) => {
+            (Meaning::Call, "this Redis has no CL.THROTTLE; load the module redis-cell, or use Dragonfly")
+        }
         "WRONGTYPE" => (Meaning::Call, "a key of the limiter holds another type; choose another prefix"),
         "ERR" if has(&["upstream", "connection refused", "connection timed out", "server closed", "no route"]) => {
             (Meaning::Server, "a proxy cannot reach the server; see the source of this error")
         }
         "UNKILLABLE" | "NOPROTO" | "ERR" => {
-            (Meaning::Call, "the server rejected the limiter's script; see the source of this error")
+            (Meaning::Call, "the server rejected the limiter's command; see the source of this error")
         }
         _ if code.eq_ignore_ascii_case("upstream") || detail.contains("upstream") => {
             (Meaning::Server, "a proxy cannot reach the server; see the source of this error")
@@ -218,7 +221,7 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
         } else {
             "the user (ACL) may not run a command; grant EVAL, EVALSHA, TIME, \
              GET, MGET, EXISTS, SET, PSETEX, PEXPIRE, DEL, LRANGE, LINDEX, LSET, LTRIM and RPUSH, in a cluster \
-             also CLUSTER SLOTS and ASKING, with Sentinel also ROLE"
+             also CLUSTER SLOTS and ASKING, with Sentinel also ROLE; for `RedisCell` CL.THROTTLE and DEL"
         }
     })
 }

@@ -12,6 +12,8 @@ mod single;
 #[cfg(feature = "redis-tls")]
 mod tls;
 
+#[cfg(feature = "redis-cluster")]
+pub(crate) use self::address::at_address;
 pub(crate) use self::address::parse_address;
 pub(crate) use self::connection::Connection;
 #[cfg(any(feature = "bb8", feature = "redis-cluster", test))]

@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
 use futures_util::future::select_ok;
-use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value, from_redis_value, from_redis_value_ref};
 
+use super::address::at_address;
 use super::connection::Connection;
 use super::connector::{Connector, with_connect_timeout};
 use super::credentials::CredentialsProvider;
@@ -15,10 +16,7 @@ use crate::store::inner::BoxFuture;
 
 /// Connects to the master that Sentinel names. Each new connection asks the Sentinels again.
 #[derive(Clone)]
-pub(crate) struct SentinelConnector(Arc<SentinelConfig>);
-
-#[derive(Clone)]
-struct SentinelConfig {
+pub(crate) struct SentinelConnector {
     sentinels: Vec<ConnectionInfo>,
     master_name: String,
     /// The settings of a connection to the master, except for host and port.
@@ -53,59 +51,30 @@ impl SentinelConnector {
         let addresses: Vec<_> = sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
         let description = format!("master {master_name:?} of the Sentinels {}", addresses.join(", "));
         let master_name = master_name.to_owned();
-        Ok(Self(Arc::new(SentinelConfig {
-            sentinels,
-            master_name,
-            connection_template,
-            description,
-            credentials: None,
-        })))
-    }
-
-    fn with_provider(&self, credentials: Option<CredentialsProvider>) -> Self {
-        Self(Arc::new(SentinelConfig { credentials, ..SentinelConfig::clone(&self.0) }))
+        Ok(Self { sentinels, master_name, connection_template, description, credentials: None })
     }
 
     /// Asks all Sentinels at once, and returns the first connection to a server that confirms that it is the master.
     async fn connect_to_master(&self) -> Result<SharedConnection, RedisError> {
-        let queries = self.0.sentinels.iter().map(|sentinel| Box::pin(self.query_sentinel(sentinel)));
+        let queries = self.sentinels.iter().map(|sentinel| Box::pin(self.query_sentinel(sentinel)));
         Ok(select_ok(queries).await?.0)
     }
 
     async fn query_sentinel(&self, sentinel: &ConnectionInfo) -> Result<SharedConnection, RedisError> {
         let mut command = redis::cmd("SENTINEL");
-        command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.0.master_name);
+        command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master_name);
         let reply = SharedConnection::open(sentinel.clone(), None).await?.send(&command).await?;
-        let (host, port) = parse_master_address(&reply)
-            .ok_or((ErrorKind::MasterNameNotFoundBySentinel, "Sentinel knows no master of this name"))?;
-        let mut address = self.0.connection_template.addr().clone();
-        match &mut address {
-            ConnectionAddr::Tcp(own, at) | ConnectionAddr::TcpTls { host: own, port: at, .. } => {
-                (*own, *at) = (host, port);
-            }
-            _ => {}
-        }
-        let info = self.0.connection_template.clone().set_addr(address);
-        let master = SharedConnection::open(info, self.0.credentials.clone()).await?;
+        let (host, port) = from_redis_value(reply).map_err(|_| {
+            RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "Sentinel knows no master of this name"))
+        })?;
+        let info = at_address(&self.connection_template, host, port);
+        let master = SharedConnection::open(info, self.credentials.clone()).await?;
         // During a fail-over a Sentinel may still name the old master, so the server must confirm its role.
-        match master.send(&redis::cmd("ROLE")).await? {
-            Value::Array(role) if role.first().and_then(text).as_deref() == Some("master") => Ok(master),
-            _ => Err((ErrorKind::Io, "the server that Sentinel named is not a master").into()),
+        let role: Vec<Value> = from_redis_value(master.send(&redis::cmd("ROLE")).await?)?;
+        if role.first().is_some_and(|role| from_redis_value_ref(role).is_ok_and(|role: String| role == "master")) {
+            return Ok(master);
         }
-    }
-}
-
-fn parse_master_address(reply: &Value) -> Option<(String, u16)> {
-    let Value::Array(parts) = reply else { return None };
-    let [host, port] = &parts[..] else { return None };
-    Some((text(host)?, text(port)?.parse().ok()?))
-}
-
-fn text(value: &Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
-        Value::SimpleString(text) => Some(text.clone()),
-        _ => None,
+        Err((ErrorKind::Io, "the server that Sentinel named is not a master").into())
     }
 }
 
@@ -119,31 +88,33 @@ impl Connector for SentinelConnector {
     }
 
     fn describe(&self) -> &str {
-        &self.0.description
+        &self.description
     }
 
     fn endpoints(&self) -> Vec<String> {
-        let SentinelConfig { sentinels, master_name, connection_template, .. } = &*self.0;
+        let Self { sentinels, master_name, connection_template, .. } = self;
         let database = connection_template.redis_settings().db();
         sentinels.iter().map(|sentinel| format!("{master_name:?} of {}/{database}", sentinel.addr())).collect()
     }
 
     fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        Ok(Arc::new(self.with_provider(Some(provider))))
+        Ok(Arc::new(Self { credentials: Some(provider), ..self.clone() }))
     }
 
-    /// Applies to each address, of the master and of the Sentinels, that is `rediss://`.
     #[cfg(feature = "redis-tls")]
     fn with_tls(&self, tls: &RedisTls) -> Result<Arc<dyn Connector>, Error> {
         let uses_tls = |info: &ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
-        let SentinelConfig { sentinels, master_name, connection_template, .. } = &*self.0;
-        let apply = |info: &ConnectionInfo| if uses_tls(info) { tls.apply_to(info.clone()) } else { Ok(info.clone()) };
-        if !sentinels.iter().chain([connection_template]).any(uses_tls) {
-            // Returns the error that no address uses TLS.
-            tls.apply_to(connection_template.clone())?;
+        let mut connector = self.clone();
+        if !connector.sentinels.iter().any(uses_tls) {
+            // Also without TLS: returns the error that no address uses TLS.
+            connector.connection_template = tls.apply_to(connector.connection_template)?;
+            return Ok(Arc::new(connector));
         }
-        let sentinels = sentinels.iter().map(apply).collect::<Result<_, _>>()?;
-        let connector = Self::new(sentinels, master_name, apply(connection_template)?)?;
-        Ok(Arc::new(connector.with_provider(self.0.credentials.clone())))
+        for info in connector.sentinels.iter_mut().chain([&mut connector.connection_template]) {
+            if uses_tls(info) {
+                *info = tls.apply_to(info.clone())?;
+            }
+        }
+        Ok(Arc::new(connector))
     }
 }

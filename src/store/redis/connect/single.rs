@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::store::inner::BoxFuture;
 
 /// Connects to one address. There is no pool: a worker task keeps one connection, and its concurrent calls share it.
+#[derive(Clone)]
 pub(crate) struct ClientConnector {
     client: Client,
     address: String,
@@ -46,8 +47,7 @@ impl Connector for ClientConnector {
     }
 
     fn with_credentials(&self, provider: CredentialsProvider) -> Result<Arc<dyn Connector>, Error> {
-        let (client, address) = (self.client.clone(), self.address.clone());
-        Ok(Arc::new(Self { client, address, credentials: Some(provider) }))
+        Ok(Arc::new(Self { credentials: Some(provider), ..self.clone() }))
     }
 
     #[cfg(feature = "redis-tls")]

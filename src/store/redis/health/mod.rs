@@ -4,8 +4,6 @@
 //! 200 ms, which tests the node.
 
 mod circuit_breaker;
-mod node;
 mod server_health;
 
-pub(crate) use self::node::NodeState;
-pub(crate) use self::server_health::ServerHealth;
+pub(crate) use self::server_health::{NodeState, ServerHealth};

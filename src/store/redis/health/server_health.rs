@@ -1,13 +1,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::node::{NodeState, Nodes};
+use super::circuit_breaker::CircuitBreaker;
 use crate::error::Error;
 use crate::observe::{Event, ShedCause};
 use crate::store::inner::Observers;
-use crate::store::redis::connect::Connector;
+use crate::store::redis::connect::{Connector, Failure};
 
 /// The server of one limiter, and the state of its nodes.
 pub(crate) struct ServerHealth {
@@ -15,21 +16,47 @@ pub(crate) struct ServerHealth {
     pub(crate) limiter: String,
     pub(crate) server: Arc<dyn Connector>,
     pub(crate) observers: Observers,
-    nodes: Nodes,
+    first_node: Arc<NodeState>,
+    /// Created on first use. Only a cluster has more than one node.
+    other_nodes: RwLock<Vec<Arc<NodeState>>>,
+}
+
+/// The state of one Redis node. Each node has its own, so a dead node does not delay the calls to others.
+pub(crate) struct NodeState {
+    pub(crate) index: usize,
+    pub(crate) breaker: CircuitBreaker,
+}
+
+impl NodeState {
+    fn new(index: usize) -> Self {
+        Self { index, breaker: CircuitBreaker::new() }
+    }
 }
 
 impl ServerHealth {
     pub(crate) fn new(limiter: String, server: Arc<dyn Connector>, observers: Observers) -> Self {
-        Self { limiter, server, observers, nodes: Nodes::new() }
+        Self { limiter, server, observers, first_node: Arc::new(NodeState::new(0)), other_nodes: RwLock::default() }
     }
 
     pub(crate) fn node(&self, index: usize) -> Arc<NodeState> {
-        self.nodes.get(index)
+        let Some(other) = index.checked_sub(1) else { return Arc::clone(&self.first_node) };
+        if let Some(node) = self.other_nodes.read().unwrap_or_else(PoisonError::into_inner).get(other) {
+            return Arc::clone(node);
+        }
+        let mut others = self.other_nodes.write().unwrap_or_else(PoisonError::into_inner);
+        while others.len() <= other {
+            let node = Arc::new(NodeState::new(others.len() + 1));
+            others.push(node);
+        }
+        Arc::clone(&others[other])
     }
 
-    /// Records that a node responded.
-    pub(crate) fn record_success(&self, node: &NodeState) {
-        if node.breaker.success() {
+    /// Records the end of a call that started at `started_at`. A failure to which the server responded shows that the node
+    /// works.
+    pub(crate) fn record_end(&self, node: &NodeState, started_at: Instant, failure: Option<&Failure>) {
+        if let Some(failure) = failure.filter(|failure| !failure.server_responded) {
+            self.record_failure(node, started_at, &failure.error);
+        } else if node.breaker.success() {
             self.emit(|| Event::Breaker { store: &self.limiter, error: None });
         }
     }
@@ -41,6 +68,15 @@ impl ServerHealth {
         if !error.is_config() && node.breaker.failure(started_at, error) {
             self.emit(|| Event::Breaker { store: &self.limiter, error: Some(error) });
         }
+    }
+
+    /// Returns the message of a call without a reply.
+    pub(crate) fn timeout_message(&self, deadline: Duration) -> String {
+        format!(
+            "the call to Redis ({}) failed: no reply within the deadline of {deadline:?}, and the cost may have been charged, \
+             or be held until the hold expires; raise `deadline` or check the server",
+            self.server.describe()
+        )
     }
 
     /// Emits an event for a call with `size` operations, if an observer existed when the call started.

@@ -111,11 +111,6 @@ impl LeaseBook {
         }
     }
 
-    /// Returns a book with the same settings, and without leases.
-    pub(crate) fn without_leases(&self, limits: &[LimitInfo]) -> Self {
-        Self::new(self.lease, limits, self.clock.clone(), &self.limiter, &self.observers)
-    }
-
     /// Returns what a decision needs of a limit. `hash` feeds the sub-key, and the parameters of the algorithm if the key
     /// chooses it: a key with another quota has another lease.
     #[inline]

@@ -22,7 +22,7 @@
 -- with a bit for each limit whose key is blocked, and then one for each limit whose key is blocked by an escalation;
 -- then, for each kernel with a list, the figures VIEW. If an id is remembered, and the client has not said what its request
 -- was charged, the results are these costs. The results of an update are UPDATED, those of a report GRANT (for a kernel
--- with a list with VIEW), those of a settlement by id for each limit SETTLED. The result of any other operation is 0.
+-- with a list with VIEW), those of a settlement by id, and of a record of one (zeros), for each limit SETTLED. The result of any other operation is 0.
 --
 -- An operation that fails has a code of FAILURE in each place (a failed update or report in the first one; a denied
 -- repeat has the time for which its id is remembered in place of the flags), and no figures follow. Names in capitals are lists of fields.rs.

@@ -216,7 +216,7 @@ local function make_reservations()
     elseif record == nil then
       record_request(template, function(l) return template.ids[l] end)
     end
-    for _ = 1, limits do
+    for _ = 1, SETTLED.LENGTH * limits do
       result_count = result_count + 1
       results[result_count] = 0
     end

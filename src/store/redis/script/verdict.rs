@@ -143,7 +143,14 @@ impl ScriptVerdict {
     }
 
     /// Returns how a hold with an id has failed, if it has: by an error, or by a denial.
-    pub(crate) fn failed_reservation(&self, now: Timestamp) -> Option<Result<Decision, Error>> {
+    pub(crate) fn failed_reservation(
+        &self,
+        template: &OperationTemplate,
+        now: Timestamp,
+    ) -> Option<Result<Decision, Error>> {
+        if template.operation != Operation::Reserve {
+            return None;
+        }
         if self.has(Failure::Conflict) {
             return Some(Err(Error::id_conflict()));
         }
@@ -157,7 +164,10 @@ impl ScriptVerdict {
     }
 
     /// Returns what the server says about a request that repeats a remembered id, in place of a decision.
-    pub(crate) fn repeated_request(&self) -> Option<Repeated> {
+    pub(crate) fn repeated_request(&self, template: &OperationTemplate) -> Option<Repeated> {
+        if !matches!(template.operation, Operation::Once | Operation::OnceHold) {
+            return None;
+        }
         if self.has(Failure::Conflict) {
             return Some(Repeated::Changed);
         }

@@ -255,7 +255,7 @@ fn limiter(
         // All keys in one set of the table, so that their number alone decides which of them have leases.
         let lease = Lease::new(Duration::from_millis(duration)).max_share(share).max_keys(4);
         builder = builder.lease(lease);
-        builder.lease_clock = Some(Arc::new(ProcessClock(TokioClock::new(), Instant::now())));
+        builder.settings.lease_clock = Some(Arc::new(ProcessClock(TokioClock::new(), Instant::now())));
     }
     builder.build().expect("valid limits")
 }
