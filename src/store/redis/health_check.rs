@@ -56,7 +56,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             return Ok(());
         }
         let node = config.health.node(index);
-        let connection: Arc<dyn Connection> = Arc::from(server.connect(index).await.map_err(|failure| failure.error)?);
+        let connection = server.connect(index).await.map_err(|failure| failure.error)?;
         let config = Arc::new(ClientConfig { deadline: CONNECT_TIMEOUT, ..ClientConfig::clone(config) });
         let run = |operations| call_once(&config, &node, Arc::clone(&connection), operations);
         let blocked = self.probed_limits().find(|(_, limit)| !limit.facts.is_shadow);

@@ -56,16 +56,12 @@ struct PoolConnector<M: ManageConnection> {
 }
 
 /// The connection that was opened last.
-type Kept<M> = Arc<AsyncMutex<Option<PoolConnection<M>>>>;
+type Kept<M> = Arc<AsyncMutex<Option<Arc<PoolConnection<M>>>>>;
 
 /// A connection that is checked out of the pool, or was opened beside the pool while the pool gave none.
 struct PoolConnection<M: ManageConnection> {
     connection: SharedConnection<M::Connection>,
-    checked_out: Arc<CheckedOut<M>>,
-}
-
-struct CheckedOut<M: ManageConnection> {
-    connection: Mutex<Option<PooledConnection<'static, M>>>,
+    checked_out: Mutex<Option<PooledConnection<'static, M>>>,
     /// A caller has found that the connection is lost, or there is a better one.
     is_left: AtomicBool,
     /// The pool may spawn a task when it gets the connection back.
@@ -77,7 +73,7 @@ impl<M: Manager> PoolConnector<M> {
     const PATIENCE: Duration = Duration::from_millis(100);
 
     /// Checks a connection out of the pool. While the pool gives none after an outage, opens one by its manager.
-    async fn open(pool: Pool<M>, kept: &Kept<M>) -> Result<PoolConnection<M>, RedisError> {
+    async fn open(pool: Pool<M>, kept: &Kept<M>) -> Result<Arc<PoolConnection<M>>, RedisError> {
         let getting = |pool: Pool<M>| Box::pin(async move { pool.get_owned().await });
         let mut get = getting(pool.clone());
         loop {
@@ -93,7 +89,7 @@ impl<M: Manager> PoolConnector<M> {
             }
         }
         let bridge = PoolConnection::new(pool.dedicated_connection().await?, None);
-        let (kept, bridged) = (Arc::downgrade(kept), Arc::downgrade(&bridge.checked_out));
+        let (kept, bridged) = (Arc::downgrade(kept), Arc::downgrade(&bridge));
         tokio::spawn(async move {
             loop {
                 let pooled = get.await;
@@ -116,23 +112,21 @@ impl<M: Manager> PoolConnector<M> {
 }
 
 impl<M: ManageConnection> PoolConnection<M> {
-    fn new(connection: M::Connection, pooled: Option<PooledConnection<'static, M>>) -> Self {
-        let (connection, is_left) = (SharedConnection::from_connection(connection), AtomicBool::new(false));
-        let checked_out = CheckedOut { connection: Mutex::new(pooled), is_left, runtime: Handle::current() };
-        Self { connection, checked_out: Arc::new(checked_out) }
+    fn new(connection: M::Connection, checked_out: Option<PooledConnection<'static, M>>) -> Arc<Self> {
+        let connection = SharedConnection::from_connection(connection);
+        let (checked_out, is_left) = (Mutex::new(checked_out), AtomicBool::new(false));
+        Arc::new(Self { connection, checked_out, is_left, runtime: Handle::current() })
     }
-}
 
-impl<M: ManageConnection> CheckedOut<M> {
     /// Gives the connection back to the pool, whose next check-out finds whether it is broken.
     fn leave(&self) {
         self.is_left.store(true, Ordering::Release);
         let _entered = self.runtime.enter();
-        drop(self.connection.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.checked_out.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-impl<M: ManageConnection> Drop for CheckedOut<M> {
+impl<M: ManageConnection> Drop for PoolConnection<M> {
     fn drop(&mut self) {
         self.leave();
     }
@@ -144,40 +138,33 @@ impl<M: Manager> Connection for PoolConnection<M> {
     }
 
     fn is_open(&self) -> BoxFuture<bool> {
-        let (connection, checked_out) = (self.connection.is_open(), Arc::clone(&self.checked_out));
-        Box::pin(async move { connection.await && !checked_out.is_left.load(Ordering::Acquire) })
+        if self.is_left.load(Ordering::Acquire) {
+            return Box::pin(std::future::ready(false));
+        }
+        self.connection.is_open()
     }
 
     fn give_up(&self) {
-        self.checked_out.leave();
-    }
-}
-
-impl<M: ManageConnection> Clone for PoolConnection<M>
-where
-    M::Connection: Clone,
-{
-    fn clone(&self) -> Self {
-        Self { connection: self.connection.clone(), checked_out: Arc::clone(&self.checked_out) }
+        self.leave();
     }
 }
 
 impl<M: Manager> Connector for PoolConnector<M> {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let (pool, kept) = (self.pool.clone(), Arc::clone(&self.kept));
         Box::pin(async move {
             let mut current = kept.lock().await;
             if let Some(connection) = &*current
                 && connection.is_open().await
             {
-                return Ok(Box::new(connection.clone()) as Box<dyn Connection>);
+                return Ok(Arc::clone(connection) as Arc<dyn Connection>);
             }
             if let Some(lost) = current.take() {
                 lost.give_up();
             }
             let connection = with_connect_timeout("a pool", Self::open(pool, &kept)).await?;
-            *current = Some(connection.clone());
-            Ok(Box::new(connection) as Box<dyn Connection>)
+            *current = Some(Arc::clone(&connection));
+            Ok(connection as Arc<dyn Connection>)
         })
     }
 
@@ -204,11 +191,11 @@ impl<M: Manager> Connector for PoolConnector<M> {
 }
 
 impl<M: Manager> Connector for ManagerConnector<M> {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let manager = Arc::clone(&self.0);
         Box::pin(async move {
             let connection = with_connect_timeout("a pool's manager", manager.connect()).await?;
-            Ok(Box::new(SharedConnection::from_connection(connection)) as Box<dyn Connection>)
+            Ok(Arc::new(SharedConnection::from_connection(connection)) as Arc<dyn Connection>)
         })
     }
 

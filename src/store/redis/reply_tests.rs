@@ -121,9 +121,9 @@ impl Connection for AnyServer {
 }
 
 impl Connector for AnyServer {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let connection = self.clone();
-        Box::pin(async move { Ok(Box::new(connection) as Box<dyn Connection>) })
+        Box::pin(async move { Ok(Arc::new(connection) as Arc<dyn Connection>) })
     }
 
     fn describe(&self) -> &'static str {

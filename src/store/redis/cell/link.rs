@@ -103,7 +103,7 @@ impl CellLink {
         // A task: if opening takes longer than the deadline, the connection serves a later command.
         let opened = runtime.spawn(async move {
             let _opening = opening;
-            let connection: Arc<dyn Connection> = Arc::from(link.health.server.connect(0).await?);
+            let connection = link.health.server.connect(0).await?;
             *link.state() = LinkState { connection: Some(Arc::clone(&connection)), unanswered: None };
             Ok(connection)
         });

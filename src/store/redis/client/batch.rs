@@ -81,11 +81,9 @@ impl Batch {
                     push(template, &operation.numbers(template, Some(pending.ids()), &mut id_keys));
                 }
                 OperationKind::Hold(..) => {}
-                OperationKind::Update(updates) => {
-                    for update in updates {
-                        if let Some(numbers) = update.encode() {
-                            push(&update.target.entry.template, &numbers.into_numbers());
-                        }
+                OperationKind::Update(update) => {
+                    if let Some(numbers) = update.encode() {
+                        push(&update.target.entry.template, &numbers.into_numbers());
                     }
                 }
                 OperationKind::Lease(renewal) => {
@@ -256,12 +254,8 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &Arc<LimitSet>, hol
                     || holds.join_sessions(|limit| target.key(limit), &target.algorithms, limits, *options, &mut new);
                 *pending = catch_panic(join).ok();
             }
-            OperationKind::Update(updates) => {
-                for update in updates {
-                    // The first update of a session in the batch carries all of its settlements.
-                    update.load(updated.insert(update.session_id()));
-                }
-            }
+            // The first update of a session in the batch carries all of its settlements.
+            OperationKind::Update(update) => update.load(updated.insert(update.session_id())),
             _ => {}
         }
     }

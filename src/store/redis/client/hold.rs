@@ -17,7 +17,7 @@ use crate::store::inner::{capacity_released, limit_id};
 use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
 };
-use crate::store::redis::script::{Operation, group_by_limits};
+use crate::store::redis::script::{EntryTarget, Operation, limit_has_no_algorithm};
 
 /// Returns the guard of what was granted. If the request is charged once, the settlement records the charge.
 pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Request) -> Option<Held> {
@@ -59,33 +59,34 @@ fn settle(
     holds: &[GrantedHold],
     actual: impl Fn(&GrantedHold) -> u64,
 ) -> LimiterFuture<()> {
-    let (mut sessions, mut charges) = (Vec::new(), Vec::new());
-    for hold in holds {
-        let (session, actual) = (Arc::clone(&hold.session), actual(hold));
+    let send = |hold: &GrantedHold| {
+        let actual = actual(hold);
         if hold.held > 0 {
             hold.settle(actual);
             registry.track(&hold.session);
-            sessions.push(session);
-        } else if actual > 0 {
-            // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
-            charges.push((session, actual));
+            return Some(registry.send_update(&**client, &hold.session, None));
         }
-    }
-    let updated = (!sessions.is_empty()).then(|| registry.send_update(&**client, &sessions, None));
-    let charged = (!charges.is_empty()).then(|| client.send_charge(&charges));
-    let deadline = client.config.deadline;
-    let confirmed = |reply: Option<Result<BoxFuture<Result<(), Error>>, Error>>| match reply {
-        None => LimiterFuture::ready(Ok(())),
-        Some(Err(error)) => LimiterFuture::ready(Err(not_confirmed(error))),
-        Some(Ok(reply)) => LimiterFuture::pending(async move {
-            let timer = sleep(deadline).ok_or_else(no_runtime).map_err(not_confirmed)?;
-            let message =
-                || format!("the call to Redis failed: no reply within the deadline of {deadline:?}; check the server");
-            by_deadline(reply, timer, message).await.map_err(not_confirmed)
-        }),
+        // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
+        (actual > 0).then(|| client.send_charge(&hold.session, actual))
     };
+    // All are settled, also after an error.
+    let sent: Vec<_> = holds.iter().filter_map(send).collect();
     let released: Vec<_> = holds.iter().map(|hold| client.limit_id(&hold.session.key)).collect();
-    confirmed(updated).and(confirmed(charged)).map_result(move |result| {
+    let confirmed = match sent.into_iter().collect::<Result<Vec<_>, _>>() {
+        Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
+        Ok(replies) if replies.is_empty() => LimiterFuture::ready(Ok(())),
+        Ok(replies) => {
+            let deadline = client.config.deadline;
+            LimiterFuture::pending(async move {
+                let timer = sleep(deadline).ok_or_else(no_runtime).map_err(not_confirmed)?;
+                let message =
+                    || format!("the call to Redis failed: no reply within the deadline of {deadline:?}; check the server");
+                let replies = async { join_all(replies).await.into_iter().collect() };
+                by_deadline(replies, timer, message).await.map_err(not_confirmed)
+            })
+        }
+    };
+    confirmed.map_result(move |result| {
         capacity_released(released);
         result
     })
@@ -100,34 +101,19 @@ fn not_confirmed(error: Error) -> Error {
 }
 
 impl HoldTransport for Client {
-    fn send_update(&self, updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let of = |update: &SessionUpdate| (Arc::clone(&update.session.key), Arc::clone(&update.target));
-        self.send_groups(updates, of, OperationKind::Update)
+    fn send_update(&self, update: SessionUpdate) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let (session, target) = (Arc::clone(&update.session), Arc::clone(&update.target));
+        self.send_to_session(&session, &target, OperationKind::Update(Box::new(update)))
     }
 
-    fn send_charge(&self, charges: &[(Arc<Session>, u64)]) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let charges =
-            charges.iter().map(|(session, cost)| (Arc::clone(&session.key), session.target(), *cost)).collect();
-        let of = |(key, target, _): &(Arc<[u8]>, Arc<SessionTarget>, u64)| (Arc::clone(key), Arc::clone(target));
-        self.send_groups(charges, of, |charges| {
-            let templates = charges.iter().filter_map(|(_, target, cost)| {
-                let limit = &target.limits.limits[target.entry.limit];
-                let algorithm = limit.algorithm(target.entry.algorithm.as_ref())?;
-                Some(Arc::new(limit.template(target.entry.limit, Operation::Charge, algorithm, *cost, *cost)))
-            });
-            OperationKind::Mutate(templates.collect())
-        })
+    fn send_charge(&self, session: &Session, cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error> {
+        let target = session.target();
+        let EntryTarget { limit: index, algorithm, .. } = &target.entry;
+        let limit = &target.limits.limits[*index];
+        let algorithm = limit.algorithm(algorithm.as_ref()).ok_or_else(limit_has_no_algorithm)?;
+        let template = limit.template(*index, Operation::Charge, algorithm, cost, cost);
+        self.send_to_session(session, &target, OperationKind::Mutate(vec![Arc::new(template)]))
     }
-}
-
-/// Waits for all replies. Returns the first error.
-fn all(mut replies: Vec<BoxFuture<Result<(), Error>>>) -> BoxFuture<Result<(), Error>> {
-    if replies.len() == 1
-        && let Some(reply) = replies.pop()
-    {
-        return reply;
-    }
-    Box::pin(async move { join_all(replies).await.into_iter().collect() })
 }
 
 impl Client {
@@ -136,23 +122,14 @@ impl Client {
         limit_id((Arc::as_ptr(self) as usize, redis_key))
     }
 
-    /// Queues operations on sessions, one for the sessions with the same limits: holds before and after a replacement of the
-    /// limits have different scripts.
-    fn send_groups<T>(
+    fn send_to_session(
         &self,
-        mut items: Vec<T>,
-        session_of: impl Fn(&T) -> (Arc<[u8]>, Arc<SessionTarget>),
-        kind: impl Fn(Vec<T>) -> OperationKind,
+        session: &Session,
+        target: &SessionTarget,
+        kind: OperationKind,
     ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        items.sort_by_key(|item| session_of(item).1.entry.limit);
-        let mut replies = Vec::new();
-        for group in group_by_limits(items, |item| Arc::clone(&session_of(item).1.limits)) {
-            let sessions: Vec<_> = group.iter().map(&session_of).collect();
-            let entries = sessions.iter().map(|(key, target)| (&**key, &target.entry));
-            let target = OperationTarget::of_entries(&sessions[0].1.limits, entries);
-            let reply = self.enqueue(|reply| Ok(target.operation(kind(group), reply)), None)?;
-            replies.push(reply_of(reply).map_ok(drop).boxed());
-        }
-        Ok(all(replies))
+        let target = OperationTarget::of_entry(&target.limits, &session.key, &target.entry);
+        let reply = self.enqueue(|reply| Ok(target.operation(kind, reply)), None)?;
+        Ok(reply_of(reply).map_ok(drop).boxed())
     }
 }

@@ -18,7 +18,7 @@ impl LeaseTransport for LeaseSender {
         let operation = |reply| {
             let (key, quota) = (Arc::clone(&renewal.key), Arc::clone(&renewal.quota));
             let kind = OperationKind::Lease(Box::new(renewal));
-            Ok(OperationTarget::of_entries(&self.limits, [(&*key, &quota.entry)].into_iter()).operation(kind, reply))
+            Ok(OperationTarget::of_entry(&self.limits, &key, &quota.entry).operation(kind, reply))
         };
         // The renewal receives the result by itself.
         drop(self.client.enqueue(operation, None));

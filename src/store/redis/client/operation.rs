@@ -47,8 +47,7 @@ pub(crate) enum OperationKind {
     Hold(AcquireOptions, Arc<OperationTemplate>, Option<PendingHold>),
     /// The settlement of a hold by its id, or the record of what a request was charged by its settlement.
     Settle(Arc<OperationTemplate>),
-    /// Updates of sessions.
-    Update(Vec<SessionUpdate>),
+    Update(Box<SessionUpdate>),
     /// The report of a lease.
     Lease(Box<LeaseRenewal>),
     /// Changes of one limit's state each: charge, set, block, reset.
@@ -56,27 +55,16 @@ pub(crate) enum OperationKind {
 }
 
 impl OperationTarget {
-    /// The keys of some entries, each of another one of these limits, in the order of the limits.
-    pub(crate) fn of_entries<'a>(
-        limits: &Arc<LimitSet>,
-        entries: impl Iterator<Item = (&'a [u8], &'a EntryTarget)>,
-    ) -> Self {
-        let count = limits.limits.len();
-        let (mut keys, mut key_offsets, mut algorithms) = (Vec::new(), Vec::with_capacity(count), Vec::new());
-        let mut weight = 1;
-        for (key, target) in entries {
-            // Each of the steps concerns one limit, so the maximum weight bounds them.
-            weight = weight.max(target.weight);
-            key_offsets.resize(target.limit, keys.len());
-            keys.extend_from_slice(key);
-            key_offsets.push(keys.len());
-            if target.algorithm.is_some() {
-                algorithms.resize(target.limit, None);
-                algorithms.push(target.algorithm.clone());
-            }
+    /// The key of an entry.
+    pub(crate) fn of_entry(limits: &Arc<LimitSet>, key: &[u8], entry: &EntryTarget) -> Self {
+        let mut key_offsets = vec![0; entry.limit];
+        key_offsets.resize(limits.limits.len(), key.len());
+        let mut algorithms = Vec::new();
+        if entry.algorithm.is_some() {
+            algorithms.resize(entry.limit, None);
+            algorithms.push(entry.algorithm.clone());
         }
-        key_offsets.resize(count, keys.len());
-        Self { limits: Arc::clone(limits), keys, key_offsets, algorithms, weight }
+        Self { limits: Arc::clone(limits), keys: key.to_vec(), key_offsets, algorithms, weight: entry.weight.max(1) }
     }
 
     /// Returns an operation on these keys.
@@ -118,7 +106,6 @@ impl QueuedOperation {
     /// The maximum number of steps that the operation adds to a batch.
     pub(crate) fn steps(&self) -> usize {
         match &self.kind {
-            OperationKind::Update(updates) => updates.len(),
             OperationKind::Mutate(templates) => templates.len(),
             _ => 1,
         }

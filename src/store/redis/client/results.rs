@@ -51,16 +51,7 @@ impl QueuedOperation {
                 }
                 Some(result)
             }
-            OperationKind::Update(updates) => {
-                let mut result = Ok(Completion::Done);
-                for update in updates {
-                    // An invalid state is no reason to stop: the replies to the other updates come behind its reply.
-                    if let Err(error) = self.read_update(update, reply, replay)? {
-                        result = Err(error);
-                    }
-                }
-                Some(result)
-            }
+            OperationKind::Update(update) => self.read_update(*update, reply, replay),
             OperationKind::Settle(_) => self.read_settlement(reply, replay),
             OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
             OperationKind::Mutate(templates) => {
@@ -130,11 +121,11 @@ impl QueuedOperation {
         update: SessionUpdate,
         reply: &mut ReplyReader<'_>,
         replay: &mut Replay<'_>,
-    ) -> Option<Result<(), Error>> {
+    ) -> Option<OperationResult> {
         if update.encode().is_none() {
             // Another update of the call has carried the settlements.
             update.finish(true, 0);
-            return Some(Ok(()));
+            return Some(Ok(Completion::Done));
         }
         let Updated { released, charged } = Updated::read(|| reply.next_i64())?;
         if ReplyReader::is_invalid_state(released) || charged < 0 {
@@ -148,7 +139,7 @@ impl QueuedOperation {
             replay.settle(index, algorithm, released, if in_flight { 0 } else { charged });
         }
         update.finish(is_known, if in_flight { charged.unsigned_abs() } else { 0 });
-        Some(Ok(()))
+        Some(Ok(Completion::Done))
     }
 
     /// Returns `None` if the reply ends too early.

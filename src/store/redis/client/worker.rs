@@ -146,7 +146,7 @@ async fn connect(
     loop {
         let started_at = Instant::now();
         let error = match select(&mut attempt, pin!(sleep(config.deadline))).await {
-            Either::Left((Ok(connection), _)) => return Some(Arc::from(connection)),
+            Either::Left((Ok(connection), _)) => return Some(connection),
             Either::Left((Err(failure), _)) => {
                 config.health.record_failure(node, started_at, &failure.error);
                 queue.fail_all(&failure.error);

@@ -14,7 +14,7 @@ use crate::store::redis::connect::{
 
 /// Connects to the nodes of a cluster. A node's index is its index in the slot map.
 impl Connector for Topology {
-    fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let topology = self.clone();
         Box::pin(async move {
             let mut refresh = None;
@@ -32,7 +32,7 @@ impl Connector for Topology {
                 }
                 return Err(failure);
             }
-            Ok(Box::new(connection) as Box<dyn Connection>)
+            Ok(Arc::new(connection) as Arc<dyn Connection>)
         })
     }
 

@@ -26,7 +26,7 @@ pub(crate) const CHECK_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);
 
 /// Opens connections to a Redis deployment. A cluster has several nodes; any other deployment has one.
 pub(crate) trait Connector: Send + Sync {
-    fn connect(&self, node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>>;
+    fn connect(&self, node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>>;
 
     /// The deployment's address for error texts and `Debug`, without credentials.
     fn describe(&self) -> &str;

@@ -89,19 +89,8 @@ fn classify(error: &RedisError) -> (Meaning, Cow<'static, str>) {
         (Meaning::Connection, WRONG_CREDENTIALS)
     } else if error.kind() == ErrorKind::InvalidClientConfig && error.to_string().contains(PROVIDER_FAILED) {
         (Meaning::Connection, "the credentials provider failed; see the source of this error")
-    } else if let ErrorKind::Server(kind) = error.kind()
-        && let Some(classified) = classify_kind(kind)
-    {
-        classified
-    } else if let Some((code, detail)) = raised_in_script(error) {
-        let kind = match code {
-            "READONLY" => Some(ServerErrorKind::ReadOnly),
-            "MASTERDOWN" => Some(ServerErrorKind::MasterDown),
-            _ => None,
-        };
-        kind.and_then(classify_kind).unwrap_or_else(|| classify_code(code, detail))
-    } else if let Some(code) = error.code() {
-        classify_code(code, error.detail().unwrap_or_default())
+    } else if let Some((code, detail)) = raised_in_script(error).or_else(|| Some((error.code()?, error.detail().unwrap_or_default()))) {
+        classify_code(code, detail)
     } else {
         return (Meaning::Connection, lost_connection(error));
     };
@@ -113,31 +102,23 @@ fn raised_in_script(error: &RedisError) -> Option<(&str, &str)> {
     error.detail()?.rsplit_once(": -")?.1.split_once(' ')
 }
 
-fn classify_kind(kind: ServerErrorKind) -> Option<(Meaning, &'static str)> {
-    Some(match kind {
-        ServerErrorKind::ReadOnly => (Meaning::Connection, "this server is a read-only replica; connect to its master"),
-        ServerErrorKind::MasterDown => {
-            (Meaning::Connection, "this server is a replica without its master; connect to a master")
-        }
-        ServerErrorKind::BusyLoading => (Meaning::Server, "the server is loading its data; retry later"),
-        ServerErrorKind::ClusterDown => (Meaning::Server, "the cluster is down; check its nodes"),
-        ServerErrorKind::CrossSlot => (
-            Meaning::Call,
-            "this server is in cluster mode, and the keys of a call are in different cluster slots; connect with \
-             `RedisServer::cluster`",
-        ),
-        ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::TryAgain => (
-            Meaning::Server,
-            "this server is a cluster node that does not hold the key; connect with `RedisServer::cluster`",
-        ),
-        _ => return None,
-    })
-}
-
 fn classify_code(code: &str, detail: &str) -> (Meaning, &'static str) {
     let detail = detail.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|words| detail.contains(words));
     match code {
+        "READONLY" => (Meaning::Connection, "this server is a read-only replica; connect to its master"),
+        "MASTERDOWN" => (Meaning::Connection, "this server is a replica without its master; connect to a master"),
+        "LOADING" => (Meaning::Server, "the server is loading its data; retry later"),
+        "CLUSTERDOWN" => (Meaning::Server, "the cluster is down; check its nodes"),
+        "CROSSSLOT" => (
+            Meaning::Call,
+            "this server is in cluster mode, and the keys of a call are in different cluster slots; connect with \
+             `RedisServer::cluster`",
+        ),
+        "MOVED" | "ASK" | "TRYAGAIN" => (
+            Meaning::Server,
+            "this server is a cluster node that does not hold the key; connect with `RedisServer::cluster`",
+        ),
         "OOM" => (
             Meaning::Server,
             "the server is out of memory (`maxmemory`); raise `maxmemory` or set an evicting `maxmemory-policy`",

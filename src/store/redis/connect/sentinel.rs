@@ -79,11 +79,11 @@ impl SentinelConnector {
 }
 
 impl Connector for SentinelConnector {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let connector = self.clone();
         Box::pin(async move {
             let master = with_connect_timeout(connector.describe(), connector.connect_to_master()).await?;
-            Ok(Box::new(master) as Box<dyn Connection>)
+            Ok(Arc::new(master) as Arc<dyn Connection>)
         })
     }
 

@@ -29,12 +29,12 @@ impl ClientConnector {
 }
 
 impl Connector for ClientConnector {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let (info, credentials) = (self.client.get_connection_info().clone(), self.credentials.clone());
         let address = self.address.clone();
         Box::pin(async move {
             let connection = with_connect_timeout(&address, SharedConnection::open(info, credentials)).await?;
-            Ok(Box::new(connection) as Box<dyn Connection>)
+            Ok(Arc::new(connection) as Arc<dyn Connection>)
         })
     }
 

@@ -154,10 +154,9 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let holds = std::mem::take(&mut self.holds);
-        let sessions: Vec<_> = holds.into_iter().filter(|hold| hold.held > 0).map(GrantedHold::release).collect();
-        if !sessions.is_empty() {
-            self.registry.update(&sessions);
+        for hold in self.holds.iter().filter(|hold| hold.held > 0) {
+            hold.settle(0);
+            self.registry.update(&hold.session);
         }
     }
 }
@@ -170,11 +169,6 @@ impl GrantedHold {
     /// Returns the actual cost on this limit.
     pub(crate) fn actual(&self, actual: &Costs) -> u64 {
         self.kind.actual_beyond(self.charge_before, actual, self.held)
-    }
-
-    fn release(self) -> Arc<Session> {
-        self.settle(0);
-        self.session
     }
 }
 

@@ -23,9 +23,9 @@ use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, limit_has_no_algori
 ///
 /// The returned futures wait for the reply. An update is sent even if its future is dropped; a charge is not.
 pub(crate) trait HoldTransport: Send + Sync {
-    fn send_update(&self, updates: Vec<SessionUpdate>) -> Result<BoxFuture<Result<(), Error>>, Error>;
+    fn send_update(&self, update: SessionUpdate) -> Result<BoxFuture<Result<(), Error>>, Error>;
 
-    fn send_charge(&self, charges: &[(Arc<Session>, u64)]) -> Result<BoxFuture<Result<(), Error>>, Error>;
+    fn send_charge(&self, session: &Session, cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error>;
 }
 
 /// The sessions of a limiter, and the tasks that renew them. Both outlive a replacement of the limits.
@@ -165,26 +165,23 @@ impl HoldRegistry {
         self.sessions().renewing_runtimes.retain(|renewing| renewing.0 != runtime);
     }
 
-    /// Sends what some sessions have settled. If that fails, the renewal task sends it.
-    pub(super) fn update(self: &Arc<Self>, sessions: &[Arc<Session>]) {
-        for session in sessions {
-            self.track(session);
-        }
+    /// Sends what a session has settled.
+    pub(super) fn update(self: &Arc<Self>, session: &Arc<Session>) {
+        self.track(session);
         if let Some(transport) = self.transport.upgrade() {
-            drop(self.send_update(&*transport, sessions, None));
+            drop(self.send_update(&*transport, session, None));
         }
     }
 
-    /// Queues one update for each of these sessions. Those of a renewal task have a clone of `in_flight`.
+    /// Queues an update, which has a clone of `in_flight` until it ends. If the update cannot be queued, the session is still
+    /// in the schedule.
     pub(crate) fn send_update(
         self: &Arc<Self>,
         transport: &dyn HoldTransport,
-        sessions: &[Arc<Session>],
+        session: &Arc<Session>,
         in_flight: Option<&Arc<()>>,
     ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let new =
-            |session: &Arc<Session>| SessionUpdate::new(Arc::clone(session), Arc::clone(self), in_flight.cloned());
-        transport.send_update(sessions.iter().map(new).collect())
+        transport.send_update(SessionUpdate::new(Arc::clone(session), Arc::clone(self), in_flight.cloned()))
     }
 
     /// Returns the work that is due now, of at most `max` sessions, and the time until the next visit. `None` if there is

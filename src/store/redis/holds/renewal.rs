@@ -32,12 +32,12 @@ impl RenewalTask {
                     SessionDue::Charge(cost) => {
                         // Tried once: a charge without a reply may have been applied, and a second one could charge
                         // twice.
-                        if let Ok(reply) = transport.send_charge(&[(session, cost)]) {
+                        if let Ok(reply) = transport.send_charge(&session, cost) {
                             // A charge whose future is dropped is not sent.
                             tokio::spawn(reply);
                         }
                     }
-                    SessionDue::Update => drop(self.registry.send_update(&*transport, &[session], Some(&in_flight))),
+                    SessionDue::Update => drop(self.registry.send_update(&*transport, &session, Some(&in_flight))),
                 }
             }
             // Work that becomes due earlier waits for at most a tick.

@@ -3,13 +3,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use tokio::sync::Notify;
 
 use super::clock::LeaseClock;
 use super::config::Lease;
 use super::held_lease::{HeldLease, LeaseDue, Moved, Terms};
 use super::ledger::LeaseReport;
-use super::quota::{LeasedLimit, LeasedQuota, SlotFigures};
+use super::quota::{LeasedLimit, LeasedQuota};
 use super::renewal::{LeaseRenewal, RenewalReply};
 use super::slot::LeaseSlot;
 use super::spending::LeasePart;
@@ -33,8 +34,8 @@ pub(crate) struct LeaseBook {
     hasher: DefaultHashBuilder,
     /// The fingerprint selects the set.
     sets: Box<[[LeaseSlot; SET]]>,
-    /// One for each slot. Empty if all limits have one quota for all keys.
-    pub(super) slot_figures: Box<[SlotFigures]>,
+    /// The quota of each slot's key. Empty if all limits have one quota for all keys.
+    pub(super) quotas: Box<[ArcSwapOption<LeasedQuota>]>,
     pub(super) leases: Mutex<Leases>,
     /// The slots that became due since the last look.
     due: Mutex<Vec<u32>>,
@@ -88,7 +89,7 @@ impl LeaseBook {
         let slots = (lease.keys() * 2).next_power_of_two().max(SET);
         let leases = Leases { leases: (0..slots).map(|_| None).collect(), live: Vec::new() };
         let limits: Vec<_> = limits.iter().enumerate().map(|(i, limit)| LeasedLimit::new(i, limit, &lease)).collect();
-        let figures = if limits.iter().all(|limit| limit.fixed.is_some()) { 0 } else { slots };
+        let quotas = if limits.iter().all(|limit| limit.fixed.is_some()) { 0 } else { slots };
         Self {
             lease,
             has_shadows: limits.iter().any(|limit| limit.is_shadow),
@@ -98,7 +99,7 @@ impl LeaseBook {
             clock,
             hasher: DefaultHashBuilder::default(),
             sets: (0..slots / SET).map(|_| std::array::from_fn(|_| LeaseSlot::new())).collect(),
-            slot_figures: (0..figures).map(|_| SlotFigures::default()).collect(),
+            quotas: (0..quotas).map(|_| ArcSwapOption::empty()).collect(),
             leases: Mutex::new(leases),
             due: Mutex::default(),
             wake: Notify::new(),
@@ -203,9 +204,6 @@ impl LeaseBook {
             if let Some(figures) = reply.figures {
                 let reset = micros_floor(figures.reset);
                 slot.set_reported(figures.remaining, reply.now.saturating_add(reset));
-                if let Some((of_slot, window)) = self.slot_figures.get(index as usize).zip(figures.window) {
-                    of_slot.set_window(window);
-                }
             }
             moved = lease.finish(slot, &self.terms, report, reply.reply, self.clock.now());
         }

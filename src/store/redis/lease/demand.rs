@@ -75,7 +75,7 @@ impl LeaseBook {
             return cold;
         };
         if slot.is_leased() {
-            if self.slot_figures.get(index as usize).is_some_and(|figures| part.cost > figures.get().max_cost) {
+            if limit.fixed.is_none() && part.cost > self.figures_of_slot(index).max_cost {
                 return cold;
             }
             return KeyState { slot: Some((index, None)), blocks: slot.is_short() && !limit.is_shadow };
@@ -121,8 +121,8 @@ impl LeaseBook {
         if slot.fingerprint() != part.fingerprint || !leases.is_free(index) {
             return slot.is_leased();
         }
-        if let Some(figures) = self.slot_figures.get(index as usize) {
-            figures.set(quota.figures);
+        if let Some(of_slot) = self.quotas.get(index as usize) {
+            of_slot.store(Some(Arc::clone(&quota)));
         }
         let counted_at = slot.lease(decisions.saturating_mul(part.cost), self.terms.duration);
         leases.insert(index, HeldLease::new(key, quota, part.cost, counted_at));

@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::config::Lease;
@@ -41,11 +40,11 @@ pub(crate) struct LeasedQuota {
 }
 
 /// The figures of a quota for decisions. Times are in microseconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QuotaFigures {
     pub(super) limit: u64,
     pub(super) window: u64,
-    /// The calendar of the windows, if the quota is the same for all keys.
+    /// The calendar of the windows.
     calendar: Option<Calendar>,
     pub(super) supports_scheduling: bool,
     /// The largest cost that leases serve: an eighth of the units that they hold together. A lease that holds fewer such
@@ -116,39 +115,5 @@ impl QuotaFigures {
     pub(super) fn time_of(&self, cost: u64) -> Duration {
         let micros = u128::from(self.window) * u128::from(cost) / u128::from(self.limit.max(1));
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).max(1))
-    }
-}
-
-/// The figures of the quota of a slot's key, beside the slot: for limits whose quota the key chooses.
-#[derive(Default)]
-pub(super) struct SlotFigures {
-    limit: AtomicU64,
-    window: AtomicU64,
-    supports_scheduling: AtomicBool,
-    max_cost: AtomicU64,
-}
-
-impl SlotFigures {
-    pub(super) fn set(&self, figures: QuotaFigures) {
-        self.limit.store(figures.limit, Ordering::Relaxed);
-        self.window.store(figures.window, Ordering::Relaxed);
-        self.supports_scheduling.store(figures.supports_scheduling, Ordering::Relaxed);
-        self.max_cost.store(figures.max_cost, Ordering::Relaxed);
-    }
-
-    /// Records the length of the present window.
-    pub(super) fn set_window(&self, window: Duration) {
-        self.window.store(micros_floor(window), Ordering::Relaxed);
-    }
-
-    /// Returns the figures. A reader beside [`set`](Self::set) may get figures of two keys, which are estimates anyway.
-    pub(super) fn get(&self) -> QuotaFigures {
-        QuotaFigures {
-            limit: self.limit.load(Ordering::Relaxed),
-            window: self.window.load(Ordering::Relaxed),
-            calendar: None,
-            supports_scheduling: self.supports_scheduling.load(Ordering::Relaxed),
-            max_cost: self.max_cost.load(Ordering::Relaxed),
-        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
+
 use super::book::LeaseBook;
 use super::quota::{LeasedLimit, QuotaFigures};
 use super::slot::{LeaseSlot, TakenUnits};
@@ -93,7 +95,14 @@ impl LeaseBook {
     #[inline]
     fn figures(&self, share: &Share<'_>) -> QuotaFigures {
         let fixed = share.limit.fixed.as_ref();
-        fixed.map_or_else(|| self.slot_figures[share.index as usize].get(), |quota| quota.figures)
+        fixed.map_or_else(|| self.figures_of_slot(share.index), |quota| quota.figures)
+    }
+
+    /// Returns the figures of a limit whose quota the key chooses. Beside the begin of a lease the slot may have the quota of
+    /// another key: the figures are estimates anyway.
+    pub(super) fn figures_of_slot(&self, index: u32) -> QuotaFigures {
+        let quota = self.quotas.get(index as usize).map(ArcSwapOption::load);
+        quota.and_then(|quota| quota.as_ref().map(|quota| quota.figures)).unwrap_or_default()
     }
 }
 

@@ -33,16 +33,3 @@ impl LimitSet {
         }
     }
 }
-
-/// Groups items by their limits. The groups, and the items of each, keep their order.
-pub(crate) fn group_by_limits<T>(items: Vec<T>, limits_of: impl Fn(&T) -> Arc<LimitSet>) -> Vec<Vec<T>> {
-    let mut groups: Vec<Vec<T>> = Vec::new();
-    for item in items {
-        let is_same = |group: &&mut Vec<T>| Arc::ptr_eq(&limits_of(&group[0]), &limits_of(&item));
-        match groups.iter_mut().find(is_same) {
-            Some(group) => group.push(item),
-            None => groups.push(vec![item]),
-        }
-    }
-    groups
-}

@@ -29,7 +29,7 @@ pub(crate) use self::fields::{
     Failure, Grant, LEASE_IDS, MIN_GRANT, Operation, Report, Settled, Update, Updated, View,
 };
 pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algorithm};
-pub(crate) use self::limit_set::{LimitSet, group_by_limits};
+pub(crate) use self::limit_set::LimitSet;
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
 pub(crate) use self::template::{MAX_EXACT, OperationTemplate, TemplateSettings, to_f64};

@@ -165,14 +165,14 @@ impl Connection for SimulatedConnection {
 }
 
 impl Connector for SimulatedConnector {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Box<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let connector = self.clone();
         Box::pin(async move {
             let kept = connector.kept.lock().expect("no panic").take();
             if let Some(kept) = kept {
-                return Ok(Box::new(kept) as Box<dyn Connection>);
+                return Ok(Arc::new(kept) as Arc<dyn Connection>);
             }
-            Ok(Box::new(with_connect_timeout("a simulation", connector.open()).await?) as Box<dyn Connection>)
+            Ok(Arc::new(with_connect_timeout("a simulation", connector.open()).await?) as Arc<dyn Connection>)
         })
     }
 
