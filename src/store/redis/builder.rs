@@ -225,15 +225,9 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Settings { server, prefix, lease, .. } = &self.settings;
         self.settings.check()?;
-        if self.limits.is_empty() {
-            return Err(Error::config("invalid limits: there is none; pass at least one limit"));
-        }
-        if self.limits.len() > Redis::<Key>::MAX_LIMITS {
-            return Err(Error::config(format!(
-                "invalid limits: there are {}; pass at most {}",
-                self.limits.len(),
-                Redis::<Key>::MAX_LIMITS
-            )));
+        let (count, max) = (self.limits.len(), Redis::<Key>::MAX_LIMITS);
+        if count == 0 || count > max {
+            return Err(Error::config(format!("invalid limits: there are {count}; pass at least 1 and at most {max}")));
         }
         if self.hash_tag.is_some() && prefix.contains('{') {
             return Err(Error::config(

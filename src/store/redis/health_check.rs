@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::client::{ClientConfig, Completion, OperationKind, OperationTarget, by_deadline, call_once};
-use super::connect::{CHECK_TIMEOUT, CONNECT_TIMEOUT, Connection, no_runtime};
+use super::connect::{CHECK_TIMEOUT, CONNECT_TIMEOUT, no_runtime};
 use super::limiter_state::LimiterState;
 use super::random_id::random_id;
 use super::script::{LimitInfo, Operation};

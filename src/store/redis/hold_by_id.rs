@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::client::{IdOperation, OperationKind, OperationTarget, Request};
+use super::client::{IdOperation, OperationKind, OperationTarget, PendingDecision};
 use super::cluster::cluster_slot;
 use super::limiter_state::LimiterState;
-use super::script::{LimitInfo, Operation, TemplateSettings, to_f64};
+use super::script::{LimitInfo, Operation, to_f64};
 use crate::decision::{AcquireOptions, Costs, ReservationId};
 use crate::error::Error;
 use crate::limiter::{LimiterFuture, Outcome};
@@ -62,11 +62,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         call_id.check()?;
         let target = self.target(key, self.algorithms(key))?;
         let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_| 0.0)?;
-        let settings = TemplateSettings { kept_free: self.kept_free(key), hold_expiry: self.settings.hold_expiry };
-        let holds = options.hold || self.holds_until_end(key);
-        let request = Request { options, target, holds, once: Some(once), settings };
+        let (holds, kept_free) = (options.hold || self.holds_until_end(key), self.kept_free(key));
+        let request = PendingDecision { options, target, holds, once: Some(once), kept_free };
         let template = request.template(true, Vec::new());
-        self.client.submit_request(request, template)
+        self.client.submit_pending(request, template)
     }
 
     fn id(

@@ -4,14 +4,14 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::builder::{HashTag, RedisBuilder, Settings};
-use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, Request, ServerClock};
+use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, PendingDecision, ServerClock};
 use super::conflicts::Registration;
 use super::health::ServerHealth;
 use super::holds::{HoldRegistry, HoldTransport};
 use super::key_format::KeyFormat;
 use super::lease::{LeaseBook, LeaseClock};
 use super::limits::RedisLimit;
-use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate, TemplateSettings};
+use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
@@ -68,7 +68,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             Arc::new(LeaseBook::new(lease, &limits, clock, &settings.name, &settings.observers))
         });
         let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
-        let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some()));
+        let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some(), settings.hold_expiry));
         let client = earlier.map_or_else(|| new_client(&settings), |earlier| Arc::clone(&earlier.client));
         let state = Self {
             lease_sender: Arc::new(LeaseSender { client: Arc::clone(&client), limits: Arc::clone(&limits) }),
@@ -209,8 +209,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         {
             return Arc::clone(template);
         }
-        let settings = TemplateSettings { kept_free, hold_expiry: self.client.config.holds.expiry };
-        let mut template = settings.template(self.limits(), algorithms, operation, options, Vec::new());
+        let mut template = self.limits.template(algorithms, operation, options, kept_free, Vec::new());
         template.uses_fast_path = matches!(operation, Operation::Acquisition | Operation::Hold)
             && template.arg1 == 0
             && self.supports_fast_path(algorithms, options, operation == Operation::Hold);
@@ -224,9 +223,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// The template of a decision on a key that belongs to nobody.
     pub(super) fn probe_template(&self, operation: Operation, options: AcquireOptions) -> Arc<OperationTemplate> {
-        let kept_free = Vec::new();
-        let settings = TemplateSettings { kept_free, hold_expiry: self.client.config.holds.expiry };
-        Arc::new(settings.template(self.limits(), &[], operation, options, Vec::new()))
+        Arc::new(self.limits.template(&[], operation, options, Vec::new(), Vec::new()))
     }
 
     /// The template of an operation on the limit with index `limit`. `None` if the key has no algorithm there.
@@ -316,8 +313,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Hold, key, &algorithms, options);
         let target = self.target(key, algorithms)?;
-        let settings = TemplateSettings { kept_free: Vec::new(), hold_expiry: self.settings.hold_expiry };
-        self.client.submit_request(Request { options, target, holds: true, once: None, settings }, template)
+        let request = PendingDecision { options, target, holds: true, once: None, kept_free: Vec::new() };
+        self.client.submit_pending(request, template)
     }
 
     /// Submits operations on one limit each.

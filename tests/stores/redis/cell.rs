@@ -163,9 +163,8 @@ async fn key_of_another_type_fails_alone() {
     assert!(list.expect_err("a key of another type").is_unavailable());
     let text = text.expect_err("a foreign value");
     let address = server.socket();
-    let expected = format!(
-        "the call to Redis ({address}) failed: the server rejected the limiter's command; see the source of this error"
-    );
+    let expected =
+        format!("the call to Redis ({address}) failed: the server returned an error; see the source of this error");
     assert!(text.is_unavailable() && text.to_string() == expected, "{text}");
     assert!(good.expect("an answer").decision.is_allowed());
 }

@@ -1,8 +1,14 @@
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
+
+use futures_util::future::{Either, select};
+use tokio::sync::oneshot;
 
 use super::operation::QueuedOperation;
 use crate::decision::Decision;
 use crate::error::Error;
+use crate::store::inner::runtime::Sleep;
 use crate::store::redis::holds::Grant;
 use crate::store::redis::script::Repeated;
 
@@ -58,4 +64,32 @@ impl Drop for Answers {
     fn drop(&mut self) {
         self.complete(usize::MAX);
     }
+}
+
+/// Waits for an operation, or until the deadline, and then returns an error with this message.
+///
+/// The operation is dropped at the end, also if the caller keeps the returned future. That cancels an operation that was
+/// not sent yet, so a failed decision is not charged later. If it was sent, the grant in its reply releases the cost.
+pub(crate) async fn by_deadline<T>(
+    operation: impl Future<Output = Result<T, Error>>,
+    timer: Sleep,
+    message: impl FnOnce() -> String,
+) -> Result<T, Error> {
+    match select(pin!(operation), pin!(timer)).await {
+        Either::Left((result, _)) => result,
+        Either::Right(_) => Err(Error::unavailable(message())),
+    }
+}
+
+/// Waits for the result of a queued operation.
+pub(super) async fn reply_of(reply: oneshot::Receiver<OperationResult>) -> OperationResult {
+    reply.await.unwrap_or_else(|_| Err(reply_lost()))
+}
+
+/// The worker task ended before it completed the operation.
+pub(super) fn reply_lost() -> Error {
+    Error::unavailable(
+        "the call to Redis was lost: its worker task ended, and the cost may have been charged; see the log for a \
+         panic message",
+    )
 }

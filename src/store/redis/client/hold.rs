@@ -4,23 +4,23 @@ use std::sync::Arc;
 
 use futures_util::future::{FutureExt, TryFutureExt, join_all};
 
-use super::future::{by_deadline, reply_of};
+use super::completion::{by_deadline, reply_of};
 use super::operation::{OperationKind, OperationTarget};
-use super::request::Request;
+use super::pending_decision::PendingDecision;
 use super::{Client, no_runtime};
 use crate::decision::Costs;
 use crate::error::Error;
 use crate::limiter::{Held, LimiterFuture};
-use crate::store::inner::BoxFuture;
 use crate::store::inner::runtime::sleep;
-use crate::store::inner::{capacity_released, limit_id};
+use crate::store::inner::{BoxFuture, capacity_released, limit_id};
 use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
 };
-use crate::store::redis::script::{EntryTarget, Operation, limit_has_no_algorithm};
+use crate::store::redis::lease::{LeaseRenewal, LeaseTransport};
+use crate::store::redis::script::{EntryTarget, LimitSet, Operation, limit_has_no_algorithm};
 
 /// Returns the guard of what was granted. If the request is charged once, the settlement records the charge.
-pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: Request) -> Option<Held> {
+pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: PendingDecision) -> Option<Held> {
     let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(grant.registry()));
     let units = grant.units.clone();
     let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
@@ -79,8 +79,9 @@ fn settle(
             let deadline = client.config.deadline;
             LimiterFuture::pending(async move {
                 let timer = sleep(deadline).ok_or_else(no_runtime).map_err(not_confirmed)?;
-                let message =
-                    || format!("the call to Redis failed: no reply within the deadline of {deadline:?}; check the server");
+                let message = || {
+                    format!("the call to Redis failed: no reply within the deadline of {deadline:?}; check the server")
+                };
                 let replies = async { join_all(replies).await.into_iter().collect() };
                 by_deadline(replies, timer, message).await.map_err(not_confirmed)
             })
@@ -131,5 +132,23 @@ impl Client {
         let target = OperationTarget::of_entry(&target.limits, &session.key, &target.entry);
         let reply = self.enqueue(|reply| Ok(target.operation(kind, reply)), None)?;
         Ok(reply_of(reply).map_ok(drop).boxed())
+    }
+}
+
+/// Sends the reports of leases under these limits.
+pub(crate) struct LeaseSender {
+    pub(crate) client: Arc<Client>,
+    pub(crate) limits: Arc<LimitSet>,
+}
+
+impl LeaseTransport for LeaseSender {
+    fn send(&self, renewal: LeaseRenewal) {
+        let operation = |reply| {
+            let (key, quota) = (Arc::clone(&renewal.key), Arc::clone(&renewal.quota));
+            let kind = OperationKind::Lease(Box::new(renewal));
+            Ok(OperationTarget::of_entry(&self.limits, &key, &quota.entry).operation(kind, reply))
+        };
+        // The renewal receives the result by itself.
+        drop(self.client.enqueue(operation, None));
     }
 }

@@ -8,10 +8,8 @@ use tokio::time::Instant;
 
 use super::batch::{LatestStart, ScriptRun};
 use super::batch_weight::BatchWeight;
-use super::moving_average::MovingAverage;
 use super::operation::QueuedOperation;
 use super::queue::BatchBounds;
-use super::windowed_min::WindowedMin;
 use crate::clock::Timestamp;
 
 pub(super) struct LoadControl {
@@ -221,5 +219,84 @@ impl ServerClock {
         let arrived = sent + self.round_trip_micros.get()? - least;
         let span = u64::try_from(started - previous).ok()?;
         (arrived <= previous).then(|| (weight, Duration::from_micros(span)))
+    }
+}
+
+/// A moving average of times, in which the last few values count.
+///
+/// After a stall of the server the average must fall quickly, or decisions would fail that can be answered again.
+#[derive(Default)]
+pub(super) struct MovingAverage(Option<Duration>);
+
+impl MovingAverage {
+    pub(super) fn record(&mut self, value: Duration) {
+        self.0 = Some(self.0.map_or(value, |mean| (mean * 3 + value) / 4));
+    }
+
+    /// Returns the average; zero before the first value.
+    pub(super) fn get(&self) -> Duration {
+        self.0.unwrap_or_default()
+    }
+}
+
+/// The least of the values of the last ten to twenty seconds.
+///
+/// A minimum over all time would keep a value that a change of the route, or of the server's clock, has made invalid.
+pub(super) struct WindowedMin {
+    current: Option<i64>,
+    previous: Option<i64>,
+    started_at: Instant,
+}
+
+impl WindowedMin {
+    const WINDOW: Duration = Duration::from_secs(10);
+
+    pub(super) fn new(now: Instant) -> Self {
+        Self { current: None, previous: None, started_at: now }
+    }
+
+    /// Adds a value.
+    pub(super) fn record(&mut self, value: i64, now: Instant) {
+        if now.saturating_duration_since(self.started_at) >= Self::WINDOW {
+            self.previous = self.current.take();
+            self.started_at = now;
+        }
+        self.current = Some(self.current.map_or(value, |current| current.min(value)));
+    }
+
+    pub(super) fn get(&self) -> Option<i64> {
+        self.current.into_iter().chain(self.previous).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
+    use super::{MovingAverage, WindowedMin};
+
+    #[test]
+    fn average_follows_the_last_values() {
+        let (mut average, ms) = (MovingAverage::default(), Duration::from_millis);
+        assert_eq!(average.get(), Duration::ZERO);
+        average.record(ms(20));
+        assert_eq!(average.get(), ms(20));
+        average.record(ms(60));
+        assert_eq!(average.get(), ms(30));
+        (0..10).for_each(|_| average.record(ms(20)));
+        assert!(average.get() < ms(21), "{:?}", average.get());
+    }
+
+    #[test]
+    fn old_minimum_expires_after_two_windows() {
+        let start = Instant::now();
+        let mut min = WindowedMin::new(start);
+        assert_eq!(min.get(), None);
+        for (windows, value, least) in [(0, 7, 7), (0, 5, 5), (1, 9, 5), (2, 8, 8)] {
+            min.record(value, start + WindowedMin::WINDOW * windows);
+            assert_eq!(min.get(), Some(least));
+        }
     }
 }

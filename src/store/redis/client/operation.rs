@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::completion::OperationResult;
-use super::request::IdOperation;
+use super::pending_decision::IdOperation;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::redis::cluster::cluster_slot;

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
-use redis::RedisError;
+use redis::{Cmd, RedisError, Value};
 
-use super::connection::Connection;
 use super::credentials::CredentialsProvider;
 use super::failure::{Failure, no_runtime};
 #[cfg(feature = "redis-tls")]
@@ -101,4 +100,19 @@ pub(crate) async fn with_connect_timeout<C>(
              reachable, and whether the port expects TLS"
         ))),
     }
+}
+
+/// A connection that many concurrent calls share.
+///
+/// Calls are sent in the order in which their futures are first polled, each without waiting for earlier replies.
+pub(crate) trait Connection: Send + Sync {
+    /// Sends a command whose keys are all in this cluster slot.
+    fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>>;
+
+    /// Whether the connection is still open, as far as the client knows without asking the server.
+    ///
+    fn is_open(&self) -> BoxFuture<bool>;
+
+    /// A call has found that the connection is lost.
+    fn give_up(&self) {}
 }

@@ -89,7 +89,9 @@ fn classify(error: &RedisError) -> (Meaning, Cow<'static, str>) {
         (Meaning::Connection, WRONG_CREDENTIALS)
     } else if error.kind() == ErrorKind::InvalidClientConfig && error.to_string().contains(PROVIDER_FAILED) {
         (Meaning::Connection, "the credentials provider failed; see the source of this error")
-    } else if let Some((code, detail)) = raised_in_script(error).or_else(|| Some((error.code()?, error.detail().unwrap_or_default()))) {
+    } else if let Some((code, detail)) =
+        raised_in_script(error).or_else(|| Some((error.code()?, error.detail().unwrap_or_default())))
+    {
         classify_code(code, detail)
     } else {
         return (Meaning::Connection, lost_connection(error));

@@ -1,7 +1,6 @@
 //! Connections to Redis: how they are opened, shared and checked, and what their errors mean.
 
 mod address;
-mod connection;
 mod connector;
 mod credentials;
 mod failure;
@@ -15,10 +14,9 @@ mod tls;
 #[cfg(feature = "redis-cluster")]
 pub(crate) use self::address::at_address;
 pub(crate) use self::address::parse_address;
-pub(crate) use self::connection::Connection;
 #[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
 pub(crate) use self::connector::with_connect_timeout;
-pub(crate) use self::connector::{CHECK_TIMEOUT, CONNECT_TIMEOUT, Connector};
+pub(crate) use self::connector::{CHECK_TIMEOUT, CONNECT_TIMEOUT, Connection, Connector};
 pub use self::credentials::RedisCredentials;
 pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime, runtime_ends};

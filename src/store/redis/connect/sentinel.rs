@@ -4,8 +4,7 @@ use futures_util::future::select_ok;
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value, from_redis_value, from_redis_value_ref};
 
 use super::address::at_address;
-use super::connection::Connection;
-use super::connector::{Connector, with_connect_timeout};
+use super::connector::{Connection, Connector, with_connect_timeout};
 use super::credentials::CredentialsProvider;
 use super::failure::Failure;
 use super::shared_connection::SharedConnection;

@@ -9,7 +9,7 @@ use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Valu
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::{AbortHandle, yield_now};
 
-use super::connection::Connection;
+use super::connector::Connection;
 use super::credentials::CredentialsProvider;
 use crate::store::inner::BoxFuture;
 

@@ -3,8 +3,7 @@ use std::sync::Arc;
 use redis::{Client, ConnectionInfo};
 
 use super::address::address_error;
-use super::connection::Connection;
-use super::connector::{Connector, with_connect_timeout};
+use super::connector::{Connection, Connector, with_connect_timeout};
 use super::credentials::CredentialsProvider;
 use super::failure::Failure;
 use super::shared_connection::SharedConnection;

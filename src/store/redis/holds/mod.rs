@@ -28,15 +28,11 @@
 
 mod pending_hold;
 mod registry;
-mod renewal;
 mod schedule;
 mod session;
-mod target;
 mod update;
-mod visit;
 
 pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
 pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
-pub(crate) use self::session::Session;
-pub(crate) use self::target::SessionTarget;
+pub(crate) use self::session::{Session, SessionTarget};
 pub(crate) use self::update::SessionUpdate;

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,11 +168,5 @@ impl GrantedHold {
     /// Returns the actual cost on this limit.
     pub(crate) fn actual(&self, actual: &Costs) -> u64 {
         self.kind.actual_beyond(self.charge_before, actual, self.held)
-    }
-}
-
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant").field("costs", &self.costs).finish_non_exhaustive()
     }
 }

@@ -3,20 +3,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::pending_hold::PendingHold;
-use super::renewal::RenewalTask;
 use super::schedule::{Schedule, SessionKey};
-use super::session::Session;
-use super::target::SessionTarget;
+use super::session::{Session, SessionDue, SessionTarget};
 use super::update::SessionUpdate;
-use super::visit::SessionDue;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::observe::Event;
-use crate::store::inner::BoxFuture;
-use crate::store::inner::{Observers, micros_floor, runtime};
+use crate::store::inner::{BoxFuture, Observers, micros_floor, runtime};
 use crate::store::redis::script::{DynLuaAlgorithm, LimitSet, limit_has_no_algorithm};
 
 /// Queues operations on sessions. The client implements it.
@@ -223,5 +219,50 @@ impl HoldRegistry {
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task of one runtime that renews the sessions of a limiter, and sends the settlements that were not sent.
+///
+/// Each runtime that holds costs has such a task, because a runtime may be parked. The tasks share one schedule.
+pub(super) struct RenewalTask {
+    pub(super) registry: Arc<HoldRegistry>,
+    pub(super) runtime: Id,
+}
+
+impl RenewalTask {
+    /// The maximum number of updates in flight. Further sessions wait in the schedule.
+    const MAX_IN_FLIGHT: usize = 10_000;
+    const MIN_PAUSE: Duration = Duration::from_millis(5);
+
+    pub(super) async fn run(self, transport: Arc<dyn HoldTransport>) {
+        // Each update has a clone until it ends.
+        let (in_flight, mut pause) = (Arc::new(()), Self::MIN_PAUSE);
+        loop {
+            sleep(pause).await;
+            let room = Self::MAX_IN_FLIGHT.saturating_sub(Arc::strong_count(&in_flight) - 1);
+            let Some((due, until_next)) = self.registry.take_due(self.runtime, room) else { return };
+            for (session, due) in due {
+                match due {
+                    SessionDue::Charge(cost) => {
+                        // Tried once: a charge without a reply may have been applied, and a second one could charge
+                        // twice.
+                        if let Ok(reply) = transport.send_charge(&session, cost) {
+                            // A charge whose future is dropped is not sent.
+                            tokio::spawn(reply);
+                        }
+                    }
+                    SessionDue::Update => drop(self.registry.send_update(&*transport, &session, Some(&in_flight))),
+                }
+            }
+            // Work that becomes due earlier waits for at most a tick.
+            pause = until_next.clamp(Self::MIN_PAUSE, self.registry.tick());
+        }
+    }
+}
+
+impl Drop for RenewalTask {
+    fn drop(&mut self) {
+        self.registry.end_task(self.runtime);
     }
 }

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::session::Session;
-use super::visit::{SessionDue, Visit};
+use super::session::{Session, SessionDue, Visit};
 
 /// The key in Redis, and the parameters of an algorithm that is chosen by the key.
 pub(super) type SessionKey = (Arc<[u8]>, Vec<u64>);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::target::SessionTarget;
-use super::visit::{SessionDue, UpdateEnd, Visit};
+use crate::decision::AcquireOptions;
+use crate::store::inner::micros_floor;
 use crate::store::redis::random_id::random_id;
-use crate::store::redis::script::{MAX_EXACT, Update, to_f64};
+use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, MAX_EXACT, Operation, Update, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
@@ -451,6 +451,66 @@ impl SessionState {
 
     fn end(&mut self) {
         self.phase = Phase::Over;
+    }
+}
+
+/// What a visit of a session found.
+pub(super) enum Visit {
+    /// No work is due before this time.
+    At(Instant),
+    /// Work is due, and the next visit.
+    Due(SessionDue, Instant),
+    /// The session is over; the registry removes it.
+    Remove,
+}
+
+/// The work that is due for a session.
+pub(super) enum SessionDue {
+    Update,
+    /// A surcharge, to be charged without the session.
+    Charge(u64),
+}
+
+/// How an update ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UpdateEnd {
+    Confirmed,
+    /// It was sent, and has no reply.
+    Lost,
+    NotSent,
+}
+
+/// The limit by which the updates of a session are made: the limit of its latest hold.
+///
+/// Holds before and after a replacement of the limits share a session, so that a process has one on each key.
+pub(crate) struct SessionTarget {
+    pub(crate) limits: Arc<LimitSet>,
+    pub(crate) entry: EntryTarget,
+    /// The time after which a request in flight ends, also if it has not.
+    pub(super) max_duration: Option<Duration>,
+}
+
+impl SessionTarget {
+    pub(super) fn new(
+        limits: &Arc<LimitSet>,
+        index: usize,
+        own: Option<&Arc<dyn DynLuaAlgorithm>>,
+        algorithm: &dyn DynLuaAlgorithm,
+        expiry: Duration,
+    ) -> Self {
+        let limit = &limits.limits[index];
+        let mut template = limit.template(index, Operation::Update, algorithm, 0, micros_floor(expiry));
+        template.uses_fast_path = limits.limits.len() == 1 && algorithm.uses_fast_path(AcquireOptions::cost(1).hold());
+        Self {
+            limits: Arc::clone(limits),
+            entry: EntryTarget {
+                limit: index,
+                algorithm: own.cloned(),
+                weight: usize::from(algorithm.weight()),
+                template: Arc::new(template),
+            },
+            max_duration: algorithm.max_hold_duration().filter(|_| limit.held_until_end),
+        }
     }
 }
 

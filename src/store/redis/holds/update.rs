@@ -1,9 +1,7 @@
 use std::sync::Arc;
 
 use super::registry::HoldRegistry;
-use super::session::{Session, SessionSnapshot};
-use super::target::SessionTarget;
-use super::visit::UpdateEnd;
+use super::session::{Session, SessionSnapshot, SessionTarget, UpdateEnd};
 use crate::store::redis::script::Update;
 
 /// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish)

@@ -6,14 +6,13 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use tokio::sync::Notify;
 
-use super::clock::LeaseClock;
-use super::config::Lease;
+use super::config::{Lease, LeaseClock};
 use super::held_lease::{HeldLease, LeaseDue, Moved, Terms};
 use super::ledger::LeaseReport;
 use super::quota::{LeasedLimit, LeasedQuota};
-use super::renewal::{LeaseRenewal, RenewalReply};
 use super::slot::LeaseSlot;
 use super::spending::LeasePart;
+use super::task::{LeaseRenewal, RenewalReply};
 use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::observe::Event;

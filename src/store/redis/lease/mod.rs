@@ -23,16 +23,13 @@
 //! | `task` | the background task that sends reports |
 
 mod book;
-mod clock;
 mod config;
 mod demand;
 #[cfg(test)]
 mod exactness_tests;
 mod held_lease;
 mod ledger;
-mod limits;
 mod quota;
-mod renewal;
 #[cfg(test)]
 pub(super) mod server_model;
 mod slot;
@@ -40,10 +37,9 @@ mod spending;
 mod task;
 
 pub(crate) use self::book::LeaseBook;
-pub(crate) use self::clock::LeaseClock;
 pub use self::config::Lease;
+pub(crate) use self::config::LeaseClock;
 pub(crate) use self::ledger::LeaseReply;
-pub(crate) use self::limits::check_limits;
-pub(crate) use self::renewal::{LeaseRenewal, RenewalReply};
+pub(crate) use self::quota::check_limits;
 pub(crate) use self::spending::{LeasePart, first};
-pub(crate) use self::task::LeaseTransport;
+pub(crate) use self::task::{LeaseRenewal, LeaseTransport, RenewalReply};

@@ -1,7 +1,10 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::fields::Operation;
 use super::replay::DynLuaAlgorithm;
+use super::source::Script;
 use super::template::OperationTemplate;
 use crate::algorithm::LuaScript;
 use crate::decision::AcquireOptions;
@@ -71,4 +74,48 @@ pub(crate) trait FixedAlgorithm: Send + Sync {
 
 pub(crate) fn limit_has_no_algorithm() -> Error {
     Error::unavailable("the decision failed: a limit has no algorithm for the key; return one from `per_key`")
+}
+
+/// The limits of a limiter until they are replaced, and their script.
+pub(crate) struct LimitSet {
+    /// Counts the replacements: a later set has a higher number.
+    pub(crate) generation: u64,
+    pub(crate) limits: Vec<LimitInfo>,
+    pub(crate) script: Arc<Script>,
+    /// The time after which a session expires.
+    pub(crate) hold_expiry: Duration,
+    /// A server has run the script, so calls name it by its hash.
+    is_loaded: AtomicBool,
+}
+
+impl LimitSet {
+    pub(crate) fn new(generation: u64, limits: Vec<LimitInfo>, has_leases: bool, hold_expiry: Duration) -> Self {
+        let script = Script::for_limits(&limits, has_leases);
+        Self { generation, limits, script, hold_expiry, is_loaded: AtomicBool::new(false) }
+    }
+
+    /// Whether a server has run the script. The server may have lost it since then.
+    pub(crate) fn is_loaded(&self) -> bool {
+        // Relaxed: a thread that misses the store sends the script once more.
+        self.is_loaded.load(Ordering::Relaxed)
+    }
+
+    /// Records that a server has run the script.
+    pub(crate) fn set_loaded(&self) {
+        if !self.is_loaded() {
+            self.is_loaded.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The limit by which a process changes an entry that it has on a key in Redis: the entry of a session, or of a lease.
+pub(crate) struct EntryTarget {
+    /// The index of the limit.
+    pub(crate) limit: usize,
+    /// The algorithm, if the key chooses it.
+    pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
+    /// The run time of one change in the script.
+    pub(crate) weight: usize,
+    /// The template of the changes: updates, or reports.
+    pub(crate) template: Arc<OperationTemplate>,
 }

@@ -13,10 +13,8 @@
 //! numbers of later decisions of the batch would not.
 
 mod encode;
-mod entry_target;
 pub(crate) mod fields;
 mod limit_info;
-mod limit_set;
 mod replay;
 mod reply;
 mod source;
@@ -24,13 +22,11 @@ mod template;
 mod verdict;
 
 pub(crate) use self::encode::{NO_KEY, StepEncoder, push_f64, push_u16};
-pub(crate) use self::entry_target::EntryTarget;
 pub(crate) use self::fields::{
     Failure, Grant, LEASE_IDS, MIN_GRANT, Operation, Report, Settled, Update, Updated, View,
 };
-pub(crate) use self::limit_info::{FixedAlgorithm, LimitInfo, limit_has_no_algorithm};
-pub(crate) use self::limit_set::LimitSet;
+pub(crate) use self::limit_info::{EntryTarget, FixedAlgorithm, LimitInfo, LimitSet, limit_has_no_algorithm};
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
-pub(crate) use self::template::{MAX_EXACT, OperationTemplate, TemplateSettings, to_f64};
+pub(crate) use self::template::{MAX_EXACT, OperationTemplate, to_f64};
 pub(crate) use self::verdict::{Repeated, Replay, ScriptVerdict};

@@ -1,9 +1,8 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::encode::{push_f64, push_u16};
 use super::fields::Operation;
-use super::limit_info::LimitInfo;
+use super::limit_info::{LimitInfo, LimitSet};
 use super::replay::DynLuaAlgorithm;
 use crate::calendar::Calendar;
 use crate::decision::AcquireOptions;
@@ -80,25 +79,17 @@ impl OperationTemplate {
     }
 }
 
-/// What a template of a decision depends on, besides limits and options.
-pub(crate) struct TemplateSettings {
-    /// For each limit the units that are kept free from the request. Empty if no limit keeps any free.
-    pub(crate) kept_free: Vec<Option<u64>>,
-    /// The time after which a session expires.
-    pub(crate) hold_expiry: Duration,
-}
-
-impl TemplateSettings {
-    /// Returns the template of an operation on all limits. `charges_before` has for each limit what the request was charged
-    /// before, if it repeats an id.
+impl LimitSet {
+    /// Returns the template of an operation on all limits: see the fields `kept_free` and `charges_before`.
     pub(crate) fn template(
         &self,
-        limits: &[LimitInfo],
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         operation: Operation,
         options: AcquireOptions,
+        kept_free: Vec<Option<u64>>,
         charges_before: Vec<u64>,
     ) -> OperationTemplate {
+        let limits = &self.limits;
         let arg2 = match operation {
             Operation::Hold | Operation::OnceHold => Some(self.hold_expiry),
             _ => options.max_delay,
@@ -106,7 +97,7 @@ impl TemplateSettings {
         let mut template = OperationTemplate {
             arg2: arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX)),
             cost: options.cost,
-            kept_free: if operation == Operation::Record { Vec::new() } else { self.kept_free.clone() },
+            kept_free,
             charges_before,
             ..OperationTemplate::new(operation)
         };

@@ -4,19 +4,17 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::completion::{Completion, OperationResult};
-use super::future::{by_deadline, reply_of};
+use super::completion::{Completion, OperationResult, by_deadline, reply_of};
 use super::hold::into_guard;
 use super::operation::{OperationKind, OperationTarget, QueuedOperation};
 use super::{Client, no_runtime};
 use crate::decision::{AcquireOptions, Costs};
 use crate::error::Error;
 use crate::limiter::{LimiterFuture, Outcome};
-use crate::store::inner::{CallId, runtime::sleep};
+use crate::store::inner::CallId;
+use crate::store::inner::runtime::sleep;
 use crate::store::redis::key_format::ReservationKeys;
-use crate::store::redis::script::{
-    LimitInfo, Operation, OperationTemplate, Repeated, TemplateSettings, fields, to_f64,
-};
+use crate::store::redis::script::{LimitInfo, Operation, OperationTemplate, Repeated, fields, to_f64};
 
 /// The id of an operation, and what the server remembers of it.
 #[derive(Clone)]
@@ -66,18 +64,18 @@ fn is_once(template: &OperationTemplate) -> bool {
 }
 
 /// A decision that holds costs or is charged once, until it is made.
-pub(crate) struct Request {
+pub(crate) struct PendingDecision {
     pub(crate) options: AcquireOptions,
     pub(crate) target: OperationTarget,
     /// Whether a limit holds its cost.
     pub(crate) holds: bool,
     /// The id of a decision that is charged once.
     pub(crate) once: Option<IdOperation>,
-    /// For the templates of a decision that is charged once.
-    pub(crate) settings: TemplateSettings,
+    /// For the templates of a decision that is charged once: see the template.
+    pub(crate) kept_free: Vec<Option<u64>>,
 }
 
-impl Request {
+impl PendingDecision {
     /// So often other requests with the id may change what the server remembers.
     const MAX_CONFLICTS: usize = 3;
 
@@ -89,17 +87,8 @@ impl Request {
             (false, true) => Operation::Hold,
             (false, false) => Operation::Acquisition,
         };
-        self.template_of(operation, self.options, charges_before)
-    }
-
-    fn template_of(
-        &self,
-        operation: Operation,
-        options: AcquireOptions,
-        charges_before: Vec<u64>,
-    ) -> Arc<OperationTemplate> {
         let OperationTarget { limits, algorithms, .. } = &self.target;
-        Arc::new(self.settings.template(&limits.limits, algorithms, operation, options, charges_before))
+        Arc::new(limits.template(algorithms, operation, self.options, self.kept_free.clone(), charges_before))
     }
 
     fn operation(&self, template: &Arc<OperationTemplate>, reply: oneshot::Sender<OperationResult>) -> QueuedOperation {
@@ -120,8 +109,10 @@ impl Request {
             let whole = limit.options(self.options).cost;
             to_f64(if limit.held_until_end { 0 } else { limit.facts.cost.actual(actual, whole) })
         };
-        let numbers = self.target.limits.limits.iter().map(charged_on).collect();
-        let template = self.template_of(Operation::Record, AcquireOptions::cost(0), Vec::new());
+        let OperationTarget { limits, algorithms, .. } = &self.target;
+        let numbers = limits.limits.iter().map(charged_on).collect();
+        let no_cost = AcquireOptions::cost(0);
+        let template = Arc::new(limits.template(algorithms, Operation::Record, no_cost, Vec::new(), Vec::new()));
         // `once` of a hold has no repeats. They count from the settlement.
         let id = IdOperation { numbers, repeats: once.call_id.repeats, ..once.clone() };
         client.submit_operation(|reply| {
@@ -133,9 +124,9 @@ impl Request {
 impl Client {
     /// Queues the decision on a request: once more in a new session if the server does not know the session of a hold, and
     /// on a repeat with what the request was charged.
-    pub(crate) fn submit_request(
+    pub(crate) fn submit_pending(
         self: &Arc<Self>,
-        request: Request,
+        request: PendingDecision,
         mut template: Arc<OperationTemplate>,
     ) -> Result<LimiterFuture<Outcome>, Error> {
         let timer = sleep(self.config.deadline).ok_or_else(no_runtime)?;
@@ -153,7 +144,7 @@ impl Client {
                     Completion::Repeated(Repeated::Changed) => {
                         // Another request with the id was decided in between, or its record expired.
                         conflicts += 1;
-                        template = request.template(conflicts < Request::MAX_CONFLICTS, Vec::new());
+                        template = request.template(conflicts < PendingDecision::MAX_CONFLICTS, Vec::new());
                     }
                     Completion::SessionExpired if !has_lost_session => has_lost_session = true,
                     Completion::SessionExpired | Completion::Done => {
