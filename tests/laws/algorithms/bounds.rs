@@ -1,4 +1,4 @@
-//! The numbers beside decisions on which stores rely: the maximum reset, the bound of requests in flight.
+//! The maximum reset, on which stores rely.
 
 use std::time::Duration;
 
@@ -6,9 +6,7 @@ use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog};
 
 use crate::algorithm_ext::AlgorithmExt as _;
 use crate::harness::no_windows;
-use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, Timestamp, Verdict,
-};
+use tower_ratelimit::{FixedWindow, Gcra, InFlight, LeakyQueue, Quota, SlidingLog, SlidingWindow, Timestamp};
 
 /// Returns the reset after a charge of the limit, at the start of a block.
 fn reset_when_full<A: Algorithm>(algorithm: &A, mut state: A::State, limit: u64) -> Duration {
@@ -31,28 +29,4 @@ fn max_reset_is_the_reset_of_a_full_state() {
     assert_eq!(sliding.max_reset(), reset_when_full(&sliding, zero, 7));
     assert_eq!(SlidingLog::new(quota).max_reset(), reset_when_full(&SlidingLog::new(quota), HitLog::default(), 7));
     assert_eq!(InFlight::new(7).max_reset(), Duration::ZERO);
-}
-
-/// The costs of the requests in flight are never above the maximum, and nothing below it is denied.
-#[test]
-fn requests_in_flight_are_allowed_exactly_up_to_the_maximum() {
-    let (limit, now) = (InFlight::new(4), Timestamp::from_micros(5));
-    for cost in 0..6 {
-        for held in 0..6 {
-            let (verdict, snapshot) = limit.peek_with_held(&[0], now, AcquireOptions::cost(cost).into(), held);
-            let expected = if cost > 4 {
-                Verdict::ExceedsLimit
-            } else if cost + held > 4 {
-                Verdict::Denied { retry_after: Duration::from_secs(1) }
-            } else {
-                Verdict::Allowed
-            };
-            assert_eq!(verdict, expected, "cost {cost}, held {held}");
-            let snapshot = snapshot.compute();
-            assert_eq!((snapshot.limit, snapshot.remaining), (4, 4_u64.saturating_sub(held)));
-            assert_eq!((snapshot.reset, snapshot.next_token_after), (Duration::ZERO, Duration::ZERO));
-        }
-    }
-    let second = Duration::from_secs(1);
-    assert_eq!((limit.max_hold_duration(), limit.max_duration(second).max_hold_duration()), (None, Some(second)));
 }

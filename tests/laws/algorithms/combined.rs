@@ -10,98 +10,37 @@ use tower_ratelimit::{AcquireOptions, Clock, Detail, Limit, Limiter, ManualClock
 use crate::cases;
 use crate::harness::{Pair, fixed_window, gcra, name, ready};
 use crate::model::Spec;
-use crate::schedule::{Op, Step, bucket, one_tier_schedule, plain_schedule, schedule, start, tiers, window};
+use crate::schedule::{Op, Step, bucket, limits, plain_schedule, schedule, start, window};
 
 proptest! {
-    #![proptest_config(cases(25))]
+    #![proptest_config(cases(100))]
 
     #[test]
-    fn buckets_agree_with_the_model(
-        specs in vec(bucket(), 2..=3),
-        start in start(),
-        steps in plain_schedule(50),
-    ) {
-        let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
-        let mut pair = Pair::new(&limits, start);
-        for step in steps {
-            pair.step_and_compare(step)?;
-        }
-    }
-
-    #[test]
-    fn buckets_and_windows_agree_with_the_model(
-        specs in vec(prop_oneof![bucket(), window()], 2..=3),
-        start in start(),
-        steps in one_tier_schedule(50),
-    ) {
-        let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
-        let mut pair = Pair::new(&limits, start);
-        for step in steps {
-            pair.step_and_compare(step)?;
-        }
-    }
-
-    #[test]
-    fn limits_with_fixed_costs_agree_with_the_model(
-        specs in vec(prop_oneof![bucket(), window()], 2..=3),
-        fixed in vec(option::of(0_u64..4), 3),
-        start in start(),
-        steps in one_tier_schedule(50),
-    ) {
-        let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
-        let mut pair = Pair::with_fixed_costs(&limits, &fixed[..limits.len()], start);
-        for step in steps {
-            pair.step_and_compare(step)?;
-        }
-    }
-
-    #[test]
-    fn limits_with_fixed_costs_decide_as_a_list(
-        bucket in bucket(),
-        window in window(),
-        cost in 0_u64..4,
-        start in start(),
-        steps in plain_schedule(50),
-    ) {
-        let limit = || Limit::new(name(0), gcra(bucket)).fixed_cost(cost);
-        assert_decides_as_a_list(&[bucket], &[Some(cost)], limit(), start, steps.clone())?;
-        let limits = (limit(), Limit::new(name(1), fixed_window(window)));
-        assert_decides_as_a_list(&[bucket, window], &[Some(cost), None], limits, start, steps)?;
-    }
-
-    #[test]
-    fn tuple_of_limits_decides_as_a_list(
-        bucket in bucket(),
-        window in window(),
-        start in start(),
-        steps in plain_schedule(50),
-    ) {
-        let limits = (Limit::new(name(0), gcra(bucket)), Limit::new(name(1), fixed_window(window)));
-        assert_decides_as_a_list(&[bucket, window], &[None; 2], limits, start, steps)?;
-    }
-
-    #[test]
-    fn single_limit_decides_as_a_list(
-        bucket in bucket(),
-        window in window(),
-        start in start(),
-        steps in plain_schedule(50),
-    ) {
-        assert_decides_as_a_list(&[bucket], &[None], Limit::new(name(0), gcra(bucket)), start, steps.clone())?;
-        assert_decides_as_a_list(&[window], &[None], Limit::new(name(0), fixed_window(window)), start, steps)?;
-    }
-
-    #[test]
-    fn limits_agree_with_the_model_when_their_quotas_change(
-        buckets in tiers(bucket()),
-        windows in tiers(window()),
+    fn limits_agree_with_the_model(
+        limits in limits(2..=3),
+        fixed in vec(option::weighted(0.3, 0_u64..4), 3),
         start in start(),
         steps in schedule(50),
     ) {
-        let mut pair = Pair::new(&[buckets, windows], start);
-        for step in steps {
-            pair.step_and_compare(step)?;
-        }
+        Pair::with_fixed_costs(&limits, &fixed[..limits.len()], start).compare_all(steps)?;
+    }
+
+    #[test]
+    fn limit_and_tuple_of_limits_decide_as_a_list(
+        bucket in bucket(),
+        window in window(),
+        fixed in option::of(0_u64..4),
+        start in start(),
+        steps in plain_schedule(50),
+    ) {
+        let limit = || {
+            let limit = Limit::new(name(0), gcra(bucket));
+            if let Some(cost) = fixed { limit.fixed_cost(cost) } else { limit }
+        };
+        assert_decides_as_a_list(&[bucket], &[fixed], limit(), start, steps.clone())?;
+        let of_window = |index| Limit::new(name(index), fixed_window(window));
+        assert_decides_as_a_list(&[window], &[None], of_window(0), start, steps.clone())?;
+        assert_decides_as_a_list(&[bucket, window], &[fixed, None], (limit(), of_window(1)), start, steps)?;
     }
 }
 

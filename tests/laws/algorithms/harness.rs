@@ -261,8 +261,13 @@ impl Pair {
         }
     }
 
+    /// Takes all steps on both, and compares each decision.
+    pub(crate) fn compare_all(mut self, steps: Vec<Step>) -> Result<(), TestCaseError> {
+        steps.into_iter().try_for_each(|step| self.step_and_compare(step))
+    }
+
     /// Takes a step on both, and compares the decisions and a peek before and after it.
-    pub(crate) fn step_and_compare(&mut self, step: Step) -> Result<(), TestCaseError> {
+    fn step_and_compare(&mut self, step: Step) -> Result<(), TestCaseError> {
         let now = self.subject.now();
         let op = self.resolve(step);
         if let Op::Acquire(options) | Op::Hold(options) = op {

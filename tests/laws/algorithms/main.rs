@@ -7,7 +7,6 @@ mod calendar;
 mod carry_over;
 mod changed_periods;
 mod changing_tiers;
-mod classic;
 mod combined;
 mod drift;
 mod extremes;

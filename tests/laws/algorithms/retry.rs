@@ -9,63 +9,20 @@ use tower_ratelimit::{AcquireOptions, Detail, LimitStatus, Quota, Timestamp, Ver
 use crate::cases;
 use crate::harness::{Pair, Subject};
 use crate::model::Spec;
-use crate::schedule::{
-    Op, Step, bucket, log_uniform, one_tier_schedule, plain_schedule, schedule, start, tiers, window,
-};
+use crate::schedule::{Op, Step, limits, log_uniform, schedule, start};
 use crate::span::{micros, ticks};
 
 proptest! {
-    #![proptest_config(cases(30))]
+    #![proptest_config(cases(150))]
 
     #[test]
-    fn retry_after_and_reset_of_a_bucket_are_exact(
-        spec in bucket(),
+    fn retry_after_and_reset_are_exact(
+        limits in limits(1..=3),
         start in start(),
-        steps in one_tier_schedule(30),
+        steps in schedule(30),
         requests in requests(),
     ) {
-        assert_all_exact(&[vec![spec]], start, steps, &requests)?;
-    }
-
-    #[test]
-    fn retry_after_and_reset_of_a_fixed_window_are_exact(
-        spec in window(),
-        start in start(),
-        steps in one_tier_schedule(30),
-        requests in requests(),
-    ) {
-        assert_all_exact(&[vec![spec]], start, steps, &requests)?;
-    }
-
-    #[test]
-    fn retry_after_and_reset_of_several_limits_are_exact(
-        specs in vec(prop_oneof![bucket(), window()], 2..=3),
-        start in start(),
-        steps in plain_schedule(30),
-        requests in requests(),
-    ) {
-        let limits: Vec<_> = specs.into_iter().map(|spec| vec![spec]).collect();
         assert_all_exact(&limits, start, steps, &requests)?;
-    }
-
-    #[test]
-    fn retry_after_and_reset_of_a_bucket_are_exact_when_its_quota_changed(
-        tiers in tiers(bucket()),
-        start in start(),
-        steps in schedule(30),
-        requests in requests(),
-    ) {
-        assert_all_exact(&[tiers], start, steps, &requests)?;
-    }
-
-    #[test]
-    fn retry_after_and_reset_of_a_fixed_window_are_exact_when_its_quota_changed(
-        tiers in tiers(window()),
-        start in start(),
-        steps in schedule(30),
-        requests in requests(),
-    ) {
-        assert_all_exact(&[tiers], start, steps, &requests)?;
     }
 }
 

@@ -175,23 +175,20 @@ fn share_of(share: u64, whole: u64) -> u64 {
     u64::try_from(u128::from(whole) * u128::from(share) / 256).expect("at most a few times 2^53")
 }
 
-/// Generates up to `length` steps of every kind.
-pub(crate) fn schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
-    vec(step(), 1..length)
+/// Generates up to `length` steps: of every kind, without changes of a quota, or also without steps of the clock back.
+pub(crate) fn schedule(length: usize) -> BoxedStrategy<Vec<Step>> {
+    let (plain, every) = (plain_step().boxed(), step().boxed());
+    let one_tier = prop_oneof![8 => plain.clone(), 1 => back()].boxed();
+    prop_oneof![vec(plain, 1..length), vec(one_tier, 1..length), vec(every, 1..length)].boxed()
 }
 
 /// Generates up to `length` steps that neither move the clock back nor change a quota.
-pub(crate) fn plain_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
-    vec(plain_step(), 1..length)
-}
-
-/// Generates up to `length` steps that do not change a quota.
-pub(crate) fn one_tier_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
-    vec(prop_oneof![8 => plain_step(), 1 => back()], 1..length)
+pub(crate) fn plain_schedule(length: usize) -> BoxedStrategy<Vec<Step>> {
+    vec(plain_step(), 1..length).boxed()
 }
 
 /// Generates up to `length` steps in which quotas change often.
-pub(crate) fn charging_schedule(length: usize) -> impl Strategy<Value = Vec<Step>> {
+pub(crate) fn charging_schedule(length: usize) -> BoxedStrategy<Vec<Step>> {
     let step = prop_oneof![
         8 => gap().prop_map(Step::Wait),
         10 => acquire(),
@@ -199,12 +196,12 @@ pub(crate) fn charging_schedule(length: usize) -> impl Strategy<Value = Vec<Step
         3 => (0usize..3).prop_map(Step::Tier),
         1 => back(),
     ];
-    vec(prop_oneof![40 => step, 1 => Just(Step::Reset)], 1..length)
+    vec(prop_oneof![40 => step, 1 => Just(Step::Reset)], 1..length).boxed()
 }
 
 /// Generates up to `length` steps that only acquire and wait.
-pub(crate) fn attack(length: usize) -> impl Strategy<Value = Vec<Step>> {
-    vec(prop_oneof![1 => gap().prop_map(Step::Wait), 3 => acquire()], 1..length)
+pub(crate) fn attack(length: usize) -> BoxedStrategy<Vec<Step>> {
+    vec(prop_oneof![1 => gap().prop_map(Step::Wait), 3 => acquire()], 1..length).boxed()
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -378,7 +375,12 @@ pub(crate) fn log_uniform(max: u64) -> impl Strategy<Value = u64> {
     })
 }
 
+/// Generates buckets and fixed windows, each with one to three tiers.
+pub(crate) fn limits(count: std::ops::RangeInclusive<usize>) -> BoxedStrategy<Vec<Vec<Spec>>> {
+    vec(prop_oneof![tiers(bucket()), tiers(window())], count).boxed()
+}
+
 /// Generates one to three tiers of one limit.
-pub(crate) fn tiers(spec: impl Strategy<Value = Spec>) -> impl Strategy<Value = Vec<Spec>> {
-    vec(spec, 1..=3)
+pub(crate) fn tiers(spec: impl Strategy<Value = Spec> + 'static) -> BoxedStrategy<Vec<Spec>> {
+    vec(spec.boxed(), 1..=3).boxed()
 }

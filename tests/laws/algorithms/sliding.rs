@@ -12,29 +12,20 @@ use crate::algorithm_ext::AlgorithmExt as _;
 use crate::cases;
 use crate::harness::{Pair, Subject};
 use crate::model::Spec;
-use crate::schedule::{Op, Step, blocks, charging_schedule, log, start, tiers};
+use crate::schedule::{Op, blocks, charging_schedule, log, start, tiers};
 use crate::span::ticks;
 
 proptest! {
-    #![proptest_config(cases(80))]
+    #![proptest_config(cases(150))]
 
     #[test]
-    fn sliding_window_agrees_with_the_model(spec in blocks(), start in start(), steps in charging_schedule(60)) {
-        assert_agrees(vec![spec], start, steps)?;
+    fn sliding_window_agrees_with_the_model(tiers in tiers(blocks()), start in start(), steps in charging_schedule(60)) {
+        Pair::new(&[tiers], start).compare_all(steps)?;
     }
 
     #[test]
-    fn sliding_window_agrees_when_its_tier_changes(
-        tiers in tiers(blocks()),
-        start in start(),
-        steps in charging_schedule(60),
-    ) {
-        assert_agrees(tiers, start, steps)?;
-    }
-
-    #[test]
-    fn sliding_log_agrees_with_the_model(spec in log(), start in start(), steps in charging_schedule(60)) {
-        assert_agrees(vec![spec], start, steps)?;
+    fn sliding_log_agrees_with_the_model(tiers in tiers(log()), start in start(), steps in charging_schedule(60)) {
+        Pair::new(&[tiers], start).compare_all(steps)?;
     }
 
     /// A log that a custom algorithm wrote may contain hits of weight zero, which do not count.
@@ -62,23 +53,6 @@ proptest! {
             prop_assert_eq!(with_zeros, without, "held {}", held);
         }
     }
-
-    #[test]
-    fn sliding_log_agrees_when_its_tier_changes(
-        tiers in tiers(log()),
-        start in start(),
-        steps in charging_schedule(60),
-    ) {
-        assert_agrees(tiers, start, steps)?;
-    }
-}
-
-fn assert_agrees(tiers: Vec<Spec>, start: u64, steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let mut pair = Pair::new(&[tiers], start);
-    for step in steps {
-        pair.step_and_compare(step)?;
-    }
-    Ok(())
 }
 
 /// A saturated surcharge expires before a cost that is still held.
