@@ -14,8 +14,10 @@ use tower_ratelimit::limiter::{
 };
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Error, FixedWindow, Limit, Limiter, ManualClock,
-    Memory, Quota, Verdict,
+    Quota, Verdict,
 };
+
+use crate::immediate::memory;
 
 /// (user, team).
 type Key = (u64, u64);
@@ -26,12 +28,12 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 fn of_user(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone {
     let limit = Limit::new("user", FixedWindow::new(Quota::new(limit, HOUR))).keyed_by(|&(user, _): &Key| user);
-    Memory::builder(limit).clock(clock.clone()).build().expect("limits")
+    memory(limit, clock)
 }
 
 fn of_team(limit: u64, clock: &ManualClock) -> impl Limiter<Key> + Clone {
     let limit = Limit::new("team", FixedWindow::new(Quota::new(limit, HOUR))).keyed_by(|&(_, team): &Key| team);
-    Memory::builder(limit).clock(clock.clone()).build().expect("limits")
+    memory(limit, clock)
 }
 
 /// A limiter whose results take this many polls, as those of a remote store.

@@ -5,16 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock,
-    Memory, Quota, Timestamp, per_key,
+    AcquireOptions, Clock, Detail, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
+    Timestamp, per_key,
 };
 
-use crate::immediate::acquire;
-
-fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Decision {
-    let options = AcquireOptions::cost(cost).detail(Detail::All);
-    limiter.peek(key, options).try_ready().expect("ready").expect("a decision")
-}
+use crate::immediate::{acquire, memory, peek};
 
 /// What a [`ProbingClock`] runs.
 type Probe = Arc<dyn Fn() + Send + Sync>;
@@ -56,7 +51,7 @@ fn check_holds_nothing_whenever_the_limiter_reads_its_clock() {
     for (case, limits) in cases.into_iter().enumerate() {
         let manual = ManualClock::new();
         let clock = ProbingClock { clock: manual.clone(), probe: Arc::default(), runs: Arc::default() };
-        let limiter = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
+        let limiter = memory(limits, &clock);
         let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
         let (probed, log) = (limiter.clone(), Arc::clone(&seen));
         let probe: Probe = Arc::new(move || {
@@ -71,7 +66,7 @@ fn check_holds_nothing_whenever_the_limiter_reads_its_clock() {
             let options = AcquireOptions::cost(1 + step % 3);
             let options = if step % 2 == 0 { options.keep_guard() } else { options.hold() };
             let decision = limiter.check(&1, options);
-            let peeked = peek(&limiter, &1, 1 + step % 3);
+            let peeked = peek(&limiter, &1, AcquireOptions::cost(1 + step % 3).detail(Detail::All));
             assert_eq!(decision.is_allowed(), peeked.is_allowed(), "case {case}, step {step}");
             let mut seen = seen.lock().unwrap();
             assert!(seen.len() >= 2, "the clock was read");
@@ -94,14 +89,15 @@ fn check_holds_nothing_whenever_the_limiter_reads_its_clock() {
 fn check_charges_the_rates_that_acquire_would_charge() {
     let limits = || (Limit::new("streams", InFlight::new(2)), FixedWindow::new(Quota::per_minute(9)));
     let clock = ManualClock::new();
-    let build = || Memory::<u64, _>::builder(limits()).max_keys(100).clock(clock.clone()).build().expect("limits");
+    let build = || memory::<u64, _>(limits(), &clock);
     let (checked, acquired) = (build(), build());
+    let all = AcquireOptions::cost(0).detail(Detail::All);
     for cost in [1, 2, 0, 3, 2, 1, 4, 1] {
         let check = checked.check(&1, cost);
         let outcome = acquire(&acquired, &1, AcquireOptions::cost(cost).keep_guard());
         assert_eq!(check.verdict(), outcome.decision.verdict(), "{cost}");
         drop(outcome);
-        assert_eq!(peek(&checked, &1, 0).limits(), peek(&acquired, &1, 0).limits(), "{cost}");
+        assert_eq!(peek(&checked, &1, all).limits(), peek(&acquired, &1, all).limits(), "{cost}");
     }
 }
 

@@ -8,7 +8,7 @@ use tower_ratelimit::{
     Quota, SlidingLog, SlidingWindow,
 };
 
-use crate::immediate::{acquire, ready};
+use crate::immediate::{acquire, memory, ready};
 
 /// For each limit a bit: the limit applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ fn dyn_limits() -> Vec<DynLimit<Call>> {
 
 #[test]
 fn limit_that_does_not_apply_is_in_no_decision_and_stores_nothing() {
-    let limiter = Memory::builder(dyn_limits()).clock(ManualClock::new()).build().expect("limits");
+    let limiter = memory(dyn_limits(), &ManualClock::new());
     let call = Call { applies: 0b0_0001, user: 7 };
     let options = AcquireOptions::cost(1).keep_guard().hold().detail(Detail::All);
     let outcome = acquire(&limiter, &call, options);
@@ -64,7 +64,7 @@ fn limit_that_does_not_apply_is_in_no_decision_and_stores_nothing() {
 #[test]
 fn denied_cache_answers_for_keys_that_meet_the_same_limits() {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(dyn_limits()).clock(clock.clone()).build().expect("limits");
+    let limiter = memory(dyn_limits(), &clock);
     let cached = DeniedCache::with_clock(limiter, 100, clock);
     let options = AcquireOptions::cost(3).keep_guard();
     let [bucket, both] = [0b01, 0b11].map(|applies| Call { applies, user: 7 });

@@ -7,7 +7,7 @@ use tower_ratelimit::{
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
 };
 
-use crate::immediate::acquire;
+use crate::immediate::{acquire, boxed, memory};
 
 const TEN: Quota = Quota::per_minute(10);
 
@@ -16,14 +16,14 @@ fn every_limiter(clock: &ManualClock) -> Vec<BoxLimiter<str>> {
     macro_rules! limiters {
         ($($algorithm:expr),+ $(,)?) => {
             vec![$(
-                BoxLimiter::new(Memory::builder($algorithm).max_keys(20).clock(clock.clone()).build().expect("a limiter")),
+                boxed($algorithm, clock),
                 {
                     let limits = (Limit::new("first", $algorithm), Limit::new("second", Gcra::new(TEN)));
-                    BoxLimiter::new(Memory::builder(limits).max_keys(20).clock(clock.clone()).build().expect("a limiter"))
+                    boxed(limits, clock)
                 },
                 {
                     let limits = vec![DynLimit::new(Limit::new("default", $algorithm))];
-                    BoxLimiter::new(Memory::builder(limits).max_keys(20).clock(clock.clone()).build().expect("a limiter"))
+                    boxed(limits, clock)
                 },
             )+]
         };
@@ -112,7 +112,7 @@ fn limit_that_changes_during_a_decision_counts_every_allowed_request() {
             Limit::new("chosen", tower_ratelimit::per_key(choose)),
             Limit::new("second", Gcra::new(Quota::per_minute(90))),
         );
-        let limiter = Memory::builder(limits).clock(ManualClock::new()).build().expect("limits");
+        let limiter = memory(limits, &ManualClock::new());
         let options = AcquireOptions::default().detail(tower_ratelimit::Detail::All);
         let allowed = (0..50).filter(|_| limiter.check("alice", options).is_allowed()).count();
         assert!((1..=10).contains(&allowed), "{allowed} with the pattern {pattern:04b}");

@@ -9,20 +9,21 @@ use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{AdminOperation, Chained, DeniedCache, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter,
-    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
+    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue,
+    Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
 };
 
+use crate::immediate::{self, boxed, memory};
 use crate::random::Random;
 
 /// A limiter that counts its calls.
 #[derive(Clone)]
-struct Counted<L> {
-    limiter: L,
+struct Counted {
+    limiter: BoxLimiter<u64>,
     calls: Arc<AtomicU64>,
 }
 
-impl<L: Limiter<u64>> Limiter<u64> for Counted<L> {
+impl Limiter<u64> for Counted {
     fn acquire(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Outcome> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         // Pending, as the result of a remote store.
@@ -42,16 +43,16 @@ impl<L: Limiter<u64>> Limiter<u64> for Counted<L> {
     }
 }
 
-type Cached<L> = DeniedCache<Counted<L>, ManualClock>;
+type Cached = DeniedCache<Counted, ManualClock>;
 
-fn cached<L>(limiter: L, clock: &ManualClock) -> (Cached<L>, Arc<AtomicU64>) {
+fn cached(limiter: BoxLimiter<u64>, clock: &ManualClock) -> (Cached, Arc<AtomicU64>) {
     let calls = Arc::new(AtomicU64::new(0));
     let counted = Counted { limiter, calls: Arc::clone(&calls) };
     (DeniedCache::with_clock(counted, 64, clock.clone()), calls)
 }
 
-fn per_second(limit: u64, clock: &ManualClock) -> Memory<u64, FixedWindow> {
-    Memory::builder(FixedWindow::new(Quota::per_second(limit))).clock(clock.clone()).build().expect("a limit")
+fn per_second(limit: u64, clock: &ManualClock) -> BoxLimiter<u64> {
+    boxed(FixedWindow::new(Quota::per_second(limit)), clock)
 }
 
 async fn acquire(limiter: &impl Limiter<u64>, key: u64, options: AcquireOptions) -> Outcome {
@@ -132,33 +133,12 @@ async fn settled_hold_leaves_a_cached_denial_exact() {
 }
 
 #[tokio::test]
-async fn reset_removes_the_cached_denial() {
-    let clock = ManualClock::new();
-    let (limiter, _) = cached(per_second(1, &clock), &clock);
-    assert!(is_allowed(&limiter, 1).await);
-    assert!(!is_allowed(&limiter, 1).await);
-    limiter.reset(&1).await.expect("done");
-    assert!(is_allowed(&limiter, 1).await);
-}
-
-#[tokio::test]
 async fn unblock_removes_the_cached_denial() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(5, &clock), &clock);
     limiter.block("default", &1, Duration::from_secs(60)).await.expect("done");
     assert!(!is_allowed(&limiter, 1).await);
     limiter.block("default", &1, Duration::ZERO).await.expect("done");
-    assert!(is_allowed(&limiter, 1).await);
-}
-
-#[tokio::test]
-async fn denial_in_flight_during_a_reset_is_not_cached() {
-    let clock = ManualClock::new();
-    let (limiter, _) = cached(per_second(1, &clock), &clock);
-    assert!(is_allowed(&limiter, 1).await);
-    let in_flight = limiter.acquire(&1, AcquireOptions::default());
-    limiter.reset(&1).await.expect("done");
-    assert!(!in_flight.await.expect("an answer").decision.is_allowed());
     assert!(is_allowed(&limiter, 1).await);
 }
 
@@ -242,8 +222,7 @@ async fn invalidate_and_clear_remove_denials_of_a_lower_quota() {
         move |_: &u64| FixedWindow::new(Quota::per_hour(limit.load(Ordering::Relaxed)))
     };
     let clock = ManualClock::new();
-    let memory = Memory::builder(per_key(of_key)).clock(clock.clone()).build().expect("a limit");
-    let (limiter, calls) = cached(memory, &clock);
+    let (limiter, calls) = cached(boxed(per_key(of_key), &clock), &clock);
     for key in 0..=LAST {
         assert!(is_allowed(&limiter, key).await && !is_allowed(&limiter, key).await);
     }
@@ -276,7 +255,7 @@ async fn invalidation_of_another_key_keeps_a_cached_denial() {
 #[tokio::test]
 async fn operation_without_a_result_removes_the_cached_denial() {
     /// A limiter whose operations take effect and then fail.
-    struct LosesResponses(Memory<u64, FixedWindow>);
+    struct LosesResponses(BoxLimiter<u64>);
 
     impl Limiter<u64> for LosesResponses {
         fn acquire(&self, key: &u64, options: AcquireOptions) -> LimiterFuture<Outcome> {
@@ -297,10 +276,11 @@ async fn operation_without_a_result_removes_the_cached_denial() {
 }
 
 #[tokio::test]
-async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
+async fn denial_in_flight_during_clear_invalidate_or_reset_is_not_cached() {
     let clock = ManualClock::new();
     let (limiter, _) = cached(per_second(1, &clock), &clock);
-    let ends: [fn(&Cached<_>); 2] = [|limiter| limiter.invalidate(&1), |limiter| limiter.clear()];
+    let ends: [fn(&Cached); 3] =
+        [|limiter| limiter.invalidate(&1), |limiter| limiter.clear(), |limiter| immediate::ready(limiter.reset(&1))];
     for end in ends {
         limiter.reset(&1).await.expect("done");
         assert!(is_allowed(&limiter, 1).await);
@@ -316,8 +296,7 @@ async fn denial_in_flight_during_clear_or_invalidate_is_not_cached() {
 #[tokio::test]
 async fn denied_hold_does_not_answer_a_charge_that_accepts_a_delay() {
     let clock = ManualClock::new();
-    let queue =
-        || Memory::builder(LeakyQueue::new(Quota::per_second(1))).clock(clock.clone()).build().expect("a limit");
+    let queue = || boxed(LeakyQueue::new(Quota::per_second(1)), &clock);
     let (delayed, immediate) = (AcquireOptions::default(), AcquireOptions::default().max_delay(Duration::ZERO));
 
     let (limiter, calls) = cached(queue(), &clock);
@@ -408,7 +387,7 @@ async fn new_denial_replaces_a_denial_that_expires_sooner() {
     assert!(cached > 120, "{cached} long denials are cached");
 }
 
-type CountedPart = Arc<Counted<Memory<u64, FixedWindow>>>;
+type CountedPart = Arc<Counted>;
 type CachedChain = DeniedCache<Chained<CountedPart, CountedPart>, ManualClock>;
 
 /// A cache around two chained limiters, and the counts of calls that reach their stores.
@@ -416,7 +395,7 @@ fn cached_chain(limits: [u64; 2], clock: &ManualClock) -> (CachedChain, [Arc<Ato
     let reached: [Arc<AtomicU64>; 2] = Default::default();
     let counting = |index: usize, period: u64| {
         let limit = FixedWindow::new(Quota::new(limits[index], Duration::from_secs(period)));
-        let limiter = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
+        let limiter = boxed(limit, clock);
         Arc::new(Counted { limiter, calls: Arc::clone(&reached[index]) })
     };
     (DeniedCache::with_clock(Chained::new(counting(0, 10), counting(1, 20)), 64, clock.clone()), reached)
@@ -449,14 +428,9 @@ async fn denials_of_chained_limiters_are_cached() {
 }
 
 /// Requires equal verdicts and times with the cache and without it.
-fn check_equal_decisions(
-    seed: Vec<(u64, u64, u64)>,
-    cached: &impl Limiter<u64>,
-    uncached: &impl Limiter<u64>,
-    clock: &ManualClock,
-) {
+fn check_equal_decisions(trace: &[(u64, u64, u64)], cached: &Cached, uncached: &BoxLimiter<u64>, clock: &ManualClock) {
     block_on(async {
-        for (pause, key, cost) in seed {
+        for &(pause, key, cost) in trace {
             clock.advance(Duration::from_millis(pause));
             let (cached, uncached) = (
                 acquire(cached, key, AcquireOptions::cost(cost)).await,
@@ -474,31 +448,27 @@ fn traces() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
         .prop_map(|steps| steps.into_iter().map(|(pause, key)| (pause, key, key + 1)).collect())
 }
 
-macro_rules! exact {
-    ($($name:ident: $algorithm:expr;)+) => {
-        proptest! {
-            #![proptest_config(ProptestConfig::with_cases(64))]
-            $(
-                #[test]
-                fn $name(trace in traces()) {
-                    let clock = ManualClock::new();
-                    let memory = || Memory::builder($algorithm).max_keys(64).clock(clock.clone()).build().expect("a limit");
-                    check_equal_decisions(trace, &memory(), &cached(memory(), &clock).0, &clock);
-                }
-            )+
-        }
-    };
-}
-
 const QUOTA: Quota = Quota::per_second(4);
 
-exact! {
-    gcra_is_exact: Gcra::new(QUOTA);
-    a_queue_is_exact: LeakyQueue::new(QUOTA).max_waiting(3);
-    a_fixed_window_is_exact: FixedWindow::new(QUOTA);
-    a_sliding_window_is_exact: SlidingWindow::new(QUOTA).blocks(4);
-    a_weighted_window_is_exact: SlidingWindow::new(QUOTA).blocks(4).weighted();
-    a_log_is_exact: SlidingLog::new(QUOTA);
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn cached_denials_of_each_algorithm_are_exact(trace in traces()) {
+        let every_algorithm = |clock: &ManualClock| [
+            boxed(Gcra::new(QUOTA), clock),
+            boxed(LeakyQueue::new(QUOTA).max_waiting(3), clock),
+            boxed(FixedWindow::new(QUOTA), clock),
+            boxed(SlidingWindow::new(QUOTA).blocks(4), clock),
+            boxed(SlidingWindow::new(QUOTA).blocks(4).weighted(), clock),
+            boxed(SlidingLog::new(QUOTA), clock),
+        ];
+        for algorithm in 0..6 {
+            let clock = ManualClock::new();
+            let [inside, uncached] = [(); 2].map(|()| every_algorithm(&clock)[algorithm].clone());
+            check_equal_decisions(&trace, &cached(inside, &clock).0, &uncached, &clock);
+        }
+    }
 }
 
 /// What the limiter inside would answer where the cache answers.
@@ -517,7 +487,7 @@ fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDeni
         Limit::new("key", Gcra::new(Quota::new(1, Duration::from_secs(3))).burst(1 + seed % 3)),
         Limit::new("all", Gcra::new(Quota::per_second(1)).burst(8)).keyed_by(|_: &u64| ()),
     );
-    let inside = Arc::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits"));
+    let inside = Arc::new(memory(limits, &clock));
     let limiter = DeniedCache::with_clock(Arc::clone(&inside), 64, clock.clone());
     let (mut random, mut answers, mut guards) = (Random(seed), CachedDenials::default(), Vec::new());
     block_on(async {

@@ -15,7 +15,7 @@ use tower_ratelimit::{
     ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, Timestamp,
 };
 
-use crate::immediate::{self, ready};
+use crate::immediate::{self, boxed, memory, ready};
 use crate::random::Random;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -110,11 +110,8 @@ fn escalating_decides_as_the_model() {
             .forget_after(Duration::from_secs(1_000_000))
             .block_for(block_for.clone())
             .forget_after(forget_after);
-        let memory = MemoryBuilder::new(Limit::new("api", FixedWindow::new(Quota::new(limit, window))));
-        let counts =
-            MemoryBuilder::new(escalation.limits()).max_keys(100).clock(clock.clone()).build().expect("limits");
-        let memory = memory.max_keys(100).clock(clock.clone()).build().expect("limits");
-        let limiter = Escalating::new(memory, counts, escalation);
+        let limits = boxed(Limit::new("api", FixedWindow::new(Quota::new(limit, window))), &clock);
+        let limiter = Escalating::new(limits, boxed(escalation.limits(), &clock), escalation);
         let mut model = Model { limit, window, denials, within, block_for, forget_after, keys: HashMap::new() };
         for step in 0..800 {
             clock.advance(Duration::from_millis(match random.below(40) {
@@ -170,11 +167,8 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
         let clock = ManualClock::new();
         let quota = Quota::new(1 + random.below(4), Duration::from_millis(1 + random.below(5_000)));
         let escalation = Escalation::new("api", Quota::new(1, 30 * MINUTE));
-        let counts =
-            MemoryBuilder::new(escalation.limits()).max_keys(100).clock(clock.clone()).build().expect("limits");
         let limits = (Limit::new("api", SlidingLog::new(quota)), Limit::new("bucket", Gcra::new(quota)));
-        let memory = MemoryBuilder::new(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
-        let limiter = Escalating::new(memory, counts, escalation);
+        let limiter = Escalating::new(boxed(limits, &clock), boxed(escalation.limits(), &clock), escalation);
         for _ in 0..500 {
             let decision = acquire(&limiter, &"polite");
             if let Some(wait) = decision.retry_after() {
@@ -192,10 +186,8 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
 }
 
 fn flooded(clock: &ManualClock, escalation: &Escalation) -> impl Fn() -> Decision + use<> {
-    let counts = MemoryBuilder::new(escalation.limits()).clock(clock.clone()).build().expect("limits");
-    let memory = MemoryBuilder::new(Limit::new("api", FixedWindow::new(Quota::per_second(1))));
-    let memory = memory.clock(clock.clone()).build().expect("limits");
-    let limiter = Escalating::new(memory, counts, escalation.clone());
+    let limits = boxed(Limit::new("api", FixedWindow::new(Quota::per_second(1))), clock);
+    let limiter = Escalating::new(limits, boxed(escalation.limits(), clock), escalation.clone());
     move || acquire(&limiter, "mallory")
 }
 
@@ -233,11 +225,9 @@ fn concurrent_denials_escalate_once_per_step() {
     for round in 0..12 {
         let clock = ManualClock::new();
         let escalation = Escalation::new("api", Quota::per_minute(3));
-        let counts = MemoryBuilder::new(escalation.limits()).clock(clock.clone()).build().expect("limits");
-        let memory = MemoryBuilder::new(Limit::new("api", FixedWindow::new(Quota::per_hour(1))));
-        let memory = memory.clock(clock.clone()).build().expect("limits");
+        let limits = boxed(Limit::new("api", FixedWindow::new(Quota::per_hour(1))), &clock);
         let escalated = Arc::new(AtomicUsize::new(0));
-        let limiter = Escalating::new(memory, counts, escalation).observe({
+        let limiter = Escalating::new(limits, boxed(escalation.limits(), &clock), escalation).observe({
             let escalated = Arc::clone(&escalated);
             move |event: &Event<'_>| {
                 if let Event::Escalated { limit, step, .. } = event {
@@ -404,17 +394,15 @@ fn escalation_of_logins_by_account_and_address_does_not_lock_the_owner_out() {
 
     let clock = ManualClock::new();
     let escalation = Escalation::new("account", Quota::new(10, quarter));
-    let counts = MemoryBuilder::new(escalation.limits_by(account)).clock(clock.clone()).build().expect("limits");
-    let memory = MemoryBuilder::new(of_account()).clock(clock.clone()).build().expect("limits");
-    let limiter = Escalating::new(memory, counts, escalation);
+    let counts = boxed(escalation.limits_by(account), &clock);
+    let limiter = Escalating::new(boxed(of_account(), &clock), counts, escalation);
     let locked_out = after_attack(&|call| acquire(&limiter, call), &clock);
     assert_eq!(locked_out.block_reason(), Some(BlockReason::Escalation));
 
     let clock = ManualClock::new();
     let escalation = Escalation::new("pair", Quota::new(10, quarter));
-    let counts = MemoryBuilder::new(escalation.limits_by(pair)).clock(clock.clone()).build().expect("limits");
-    let memory = MemoryBuilder::new(of_pair()).clock(clock.clone()).build().expect("limits");
-    let limiter = Escalating::new(memory, counts, escalation);
+    let counts = boxed(escalation.limits_by(pair), &clock);
+    let limiter = Escalating::new(boxed(of_pair(), &clock), counts, escalation);
     assert!(after_attack(&|call| acquire(&limiter, call), &clock).is_allowed());
     let attacker = acquire(&limiter, &call("owner", 66));
     assert_eq!(attacker.block_reason(), Some(BlockReason::Escalation));
@@ -424,11 +412,10 @@ fn escalation_of_logins_by_account_and_address_does_not_lock_the_owner_out() {
 #[test]
 fn escalating_around_a_denied_cache_counts_cached_denials() {
     let clock = ManualClock::new();
-    let memory = MemoryBuilder::new(Limit::new("api", FixedWindow::new(Quota::per_hour(1))));
-    let cache = DeniedCache::with_clock(memory.clock(clock.clone()).build().expect("limits"), 16, clock.clone());
+    let limits = boxed(Limit::new("api", FixedWindow::new(Quota::per_hour(1))), &clock);
+    let cache = DeniedCache::with_clock(limits, 16, clock.clone());
     let escalation = Escalation::new("api", Quota::per_minute(3));
-    let counts = MemoryBuilder::new(escalation.limits()).clock(clock).build().expect("limits");
-    let limiter = Escalating::new(cache, counts, escalation);
+    let limiter = Escalating::new(cache, boxed(escalation.limits(), &clock), escalation);
     let reasons: Vec<_> = (0..8).map(|_| acquire(&limiter, "mallory").block_reason()).collect();
     let blocked = Some(BlockReason::Escalation);
     assert_eq!(reasons, [None, None, None, None, blocked, blocked, blocked, blocked]);
@@ -442,7 +429,7 @@ fn block_reason_of_an_escalation_is_kept_and_shown_to_clients() {
         let quota = FixedWindow::new(Quota::per_hour(1));
         (Limit::new("api", quota), Limit::new("other", quota))
     };
-    let memory: Memory<str, _> = MemoryBuilder::new(limits()).clock(clock.clone()).build().expect("limits");
+    let memory: Memory<str, _> = memory(limits(), &clock);
     for (limit, reason) in [("api", BlockReason::Escalation), ("other", BlockReason::Administrator)] {
         for key in ["both", limit] {
             let duration = if limit == "api" { MINUTE } else { 2 * MINUTE };

@@ -11,7 +11,7 @@ use tower_ratelimit::{
     Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
-use crate::immediate::{acquire, ready};
+use crate::immediate::{acquire, memory, peek};
 use crate::random::Random;
 use crate::shares::{self, Call};
 
@@ -78,10 +78,6 @@ fn options(random: &mut Random) -> AcquireOptions {
     })
 }
 
-fn peek<Key: Copy>(limiter: &impl Limiter<Key>, caller: Key, options: AcquireOptions) -> Decision {
-    ready(limiter.peek(&caller, options))
-}
-
 /// How many denials are exact, say that they are estimates, and are wrong.
 #[derive(Default)]
 struct Denials {
@@ -123,9 +119,9 @@ impl Denials {
         }
         let now = clock.now();
         clock.set(now.saturating_add(retry_after));
-        let then = peek(limiter, caller, options);
+        let then = peek(limiter, &caller, options);
         clock.set(now.saturating_add(retry_after.saturating_sub(Duration::from_micros(1))));
-        let before = peek(limiter, caller, options);
+        let before = peek(limiter, &caller, options);
         clock.set(now);
         // A cached denial does not know what other requests have been charged since.
         let others_may_wait = denied.source() == DecisionSource::Cache && self.others_were_charged;
@@ -143,8 +139,7 @@ impl Denials {
 /// Runs a trace of random requests, holds and settlements.
 fn run(seed: u64, holds: bool, steps: usize, denials: &mut Denials) {
     let (mut random, clock) = (Random(seed), ManualClock::new());
-    let limiter: Limiters =
-        Memory::builder(limits(&mut random)).max_keys(100).clock(clock.clone()).build().expect("limits");
+    let limiter: Limiters = memory(limits(&mut random), &clock);
     let mut guards: Vec<Held> = Vec::new();
     for _ in 0..steps {
         let tier = if random.below(8) == 0 { random.index(TIERS) } else { 0 };

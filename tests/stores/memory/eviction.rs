@@ -33,7 +33,7 @@ fn memory<A: Algorithm>(algorithm: A, max_keys: u64, when_full: WhenFull) -> (Me
     (memory.unwrap(), clock)
 }
 
-fn ready<T>(reply: LimiterFuture<T>) -> Result<T, tower_ratelimit::Error> {
+fn result_of<T>(reply: LimiterFuture<T>) -> Result<T, tower_ratelimit::Error> {
     reply.try_ready().expect("the memory store returns ready results")
 }
 
@@ -241,7 +241,7 @@ fn full_of(when_full: WhenFull, used: u64) -> (Memory<u64, Gcra>, ManualClock) {
     let mut key = 1_000_000_u64;
     while memory.usage()[0].live_keys < memory.usage()[0].capacity {
         // A request would be denied where carried-over usage fills the burst. `set_usage` fails when the table is full.
-        let _ = ready(memory.set_usage("default", &key, used));
+        let _ = result_of(memory.set_usage("default", &key, used));
         key += 1;
     }
     (memory, clock)
@@ -270,13 +270,13 @@ fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
     let Verdict::Denied { retry_after } = denied.verdict() else { panic!("{denied:?}") };
     assert_eq!(denied.source(), DecisionSource::NoLimit);
     assert!(denied.most_restrictive().is_none());
-    assert_eq!(ready(limiter.peek(&7, AcquireOptions::default())).unwrap(), denied);
+    assert_eq!(result_of(limiter.peek(&7, AcquireOptions::default())).unwrap(), denied);
     // `peek` takes no slot.
     assert!(limiter.check(&7, AcquireOptions::cost(0)).is_allowed());
     // Present keys continue. An operation that needs a slot returns an error.
     assert!(limiter.check(&1_000_000, AcquireOptions::default()).is_allowed());
-    assert!(ready(limiter.set_usage("default", &7, 3)).unwrap_err().is_unavailable());
-    ready(limiter.set_usage("default", &1_000_000, 3)).unwrap();
+    assert!(result_of(limiter.set_usage("default", &7, 3)).unwrap_err().is_unavailable());
+    result_of(limiter.set_usage("default", &1_000_000, 3)).unwrap();
 
     clock.advance(retry_after);
     let allowed = limiter.check(&7, AcquireOptions::default());
@@ -284,7 +284,7 @@ fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
 }
 
 fn hold(limiter: &Memory<u64, Gcra>, key: u64, cost: u64) -> Option<Held> {
-    ready(limiter.hold(&key, AcquireOptions::cost(cost))).unwrap().held
+    result_of(limiter.hold(&key, AcquireOptions::cost(cost))).unwrap().held
 }
 
 /// A hold of cost zero takes no slot, but its surcharge needs one.
@@ -292,9 +292,9 @@ fn hold(limiter: &Memory<u64, Gcra>, key: u64, cost: u64) -> Option<Held> {
 fn settle_returns_an_error_when_the_surcharge_needs_a_slot_of_a_full_table() {
     let (limiter, clock) = full_of(WhenFull::Deny, 5);
     let held = hold(&limiter, 7, 0).expect("a hold of cost zero succeeds");
-    ready(held.release()).expect("a release needs no slot");
+    result_of(held.release()).expect("a release needs no slot");
     let held = hold(&limiter, 7, 0).expect("a hold of cost zero succeeds");
-    assert!(ready(held.settle(5)).unwrap_err().is_unavailable());
+    assert!(result_of(held.settle(5)).unwrap_err().is_unavailable());
     clock.advance(Duration::from_secs(86_400));
     assert!(limiter.check(&7, AcquireOptions::default()).is_allowed());
 }
@@ -317,7 +317,7 @@ fn held_key_is_not_evicted() {
         for key in 3_000..4_000_u64 {
             let _ = limiter.check(&key, AcquireOptions::default());
         }
-        ready(held.settle(BURST)).expect("the held key has a slot");
+        result_of(held.settle(BURST)).expect("the held key has a slot");
         assert!(
             !limiter.check(&7, AcquireOptions::default()).is_allowed(),
             "{when_full:?}: the whole burst is charged"
@@ -346,7 +346,7 @@ fn table_of_held_keys_denies_new_keys() {
         assert_eq!(limiter.usage()[0].held_keys, guards.len());
         // Each release frees one slot.
         for held in guards {
-            ready(held.release()).unwrap();
+            result_of(held.release()).unwrap();
         }
         clock.advance(Duration::from_millis(2));
         assert!(limiter.check(&denied, AcquireOptions::default()).is_allowed(), "{when_full:?}");
@@ -376,7 +376,7 @@ fn full_table_of_one_limit_charges_no_limit() {
 }
 
 fn remaining_of<Key>(limiter: &impl Limiter<Key>, key: &Key, limit: &str) -> u64 {
-    let decision = ready(limiter.peek(key, AcquireOptions::cost(0).detail(Detail::All))).unwrap();
+    let decision = result_of(limiter.peek(key, AcquireOptions::cost(0).detail(Detail::All))).unwrap();
     decision.limits().iter().find(|status| status.name() == limit).expect("the limit is listed").remaining()
 }
 

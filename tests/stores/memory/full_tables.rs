@@ -10,21 +10,16 @@ use tower_ratelimit::limiter::Outcome;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DecisionSource, Detail, DynLimit, Gcra, InFlight, Limit, Limiter,
-    ManualClock, Memory, Quota, RateLimitLayer, TokenBucket, WhenFull,
+    AcquireOptions, BoxLimiter, DecisionSource, Detail, DynLimit, Gcra, InFlight, Limit, Limiter, ManualClock, Memory,
+    Quota, RateLimitLayer, TokenBucket, WhenFull,
 };
 
-use crate::immediate::acquire;
+use crate::immediate::{acquire, peek};
 
 const POLICIES: [WhenFull; 3] = [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny];
 
 /// The same places in each run.
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
-
-fn peek(limiter: &impl Limiter<u64>, key: u64) -> Decision {
-    let options = AcquireOptions::default().detail(Detail::All);
-    limiter.peek(&key, options).try_ready().expect("ready").expect("a decision")
-}
 
 fn memory(
     limits: Vec<DynLimit<u64, FixedHasher>>,
@@ -55,7 +50,10 @@ fn shadow_never_denies_when_full() {
             let limiter = memory(limits, 10, when_full, &clock);
             let mut guards = Vec::new();
             for key in 0..500_u64 {
-                assert!(peek(&limiter, key).is_allowed(), "{when_full:?}, key {key}");
+                assert!(
+                    peek(&limiter, &key, AcquireOptions::default().detail(Detail::All)).is_allowed(),
+                    "{when_full:?}, key {key}"
+                );
                 let options = AcquireOptions::default().hold().detail(Detail::All);
                 let Outcome { decision, held, .. } = acquire(&limiter, &key, options);
                 assert!(decision.is_allowed(), "{when_full:?}, key {key}: {decision:?}");

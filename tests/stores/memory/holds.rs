@@ -6,36 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Held, LimiterFuture};
-use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, WhenFull,
-};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, WhenFull};
 
-use crate::immediate::acquire;
+use crate::immediate::{boxed, hold, peek, remaining};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const TEN: Quota = Quota::per_minute(10);
 
-fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<str> {
-    BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
-}
-
-fn hold<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
-    acquire(limiter, key, AcquireOptions::cost(cost).hold()).held.expect("the limit allows the hold")
-}
-
 fn settle(held: Held, actual: u64) {
     held.settle(actual).try_ready().expect("the memory store returns ready results").unwrap();
-}
-
-fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Decision {
-    limiter.peek(key, options).try_ready().expect("the memory store returns ready results").unwrap()
-}
-
-fn remaining<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
-    peek(limiter, key, AcquireOptions::default()).remaining().unwrap()
 }
 
 #[test]
@@ -47,7 +28,7 @@ fn guard_can_be_sent_and_shared_between_threads() {
 #[test]
 fn guard_ends_in_another_thread_outside_of_a_runtime() {
     let clock = ManualClock::new();
-    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let limiter = boxed(FixedWindow::new(TEN), &clock);
     let guards = [(); 3].map(|()| hold(&limiter, "alice", 3));
     thread::spawn(move || {
         let [dropped, settled, released] = guards;
@@ -63,7 +44,7 @@ fn guard_ends_in_another_thread_outside_of_a_runtime() {
 #[test]
 fn guard_of_a_thread_that_panics_settles_the_whole_cost() {
     let clock = ManualClock::new();
-    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let limiter = boxed(FixedWindow::new(TEN), &clock);
     let held = hold(&limiter, "alice", 3);
     let panicked = thread::spawn(move || {
         let _held = held;
@@ -76,7 +57,7 @@ fn guard_of_a_thread_that_panics_settles_the_whole_cost() {
 #[test]
 fn guard_outlives_its_limiter_and_its_runtime() {
     let clock = ManualClock::new();
-    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let limiter = boxed(FixedWindow::new(TEN), &clock);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let (first, second) = runtime.block_on(async { (hold(&limiter, "alice", 3), hold(&limiter, "alice", 2)) });
     drop(runtime);
@@ -89,7 +70,7 @@ fn guard_outlives_its_limiter_and_its_runtime() {
 #[tokio::test]
 async fn guard_in_a_spawned_task_ends_with_it() {
     let clock = ManualClock::new();
-    let limiter = memory(FixedWindow::new(TEN), &clock);
+    let limiter = boxed(FixedWindow::new(TEN), &clock);
     let held = hold(&limiter, "alice", 4);
     tokio::spawn(async move { held.settle(1).await }).await.unwrap().unwrap();
     assert_eq!(remaining(&limiter, "alice"), 9);

@@ -12,6 +12,7 @@ use tower_ratelimit::{
 };
 
 use crate::idempotency_model::{RESULTS, compare};
+use crate::immediate::memory;
 use crate::random::Random;
 use crate::reservation_model::{LIMIT, MAX_IDS, clock, day_or_year};
 
@@ -23,7 +24,7 @@ fn once(cost: u64, id: &str) -> AcquireOptions {
 }
 
 fn window(clock: &ManualClock, limit: u64) -> Memory<str, FixedWindow> {
-    Memory::builder(FixedWindow::new(Quota::per_day(limit))).clock(clock.clone()).build().expect("limits")
+    memory(FixedWindow::new(Quota::per_day(limit)), clock)
 }
 
 #[tokio::test]
@@ -144,15 +145,15 @@ fn idempotency_counts_within_its_key_and_apart_from_reservation_ids() {
 #[tokio::test]
 async fn idempotency_holds_each_repeat_in_flight_and_charges_each_limit_its_difference() {
     let clock = clock();
-    let limiter: Memory<str, _> = Memory::builder((
-        Limit::new("requests", FixedWindow::new(HUNDRED)).fixed_cost(1),
-        Limit::new("output", FixedWindow::new(HUNDRED)).cost_of("output"),
-        Limit::new("number", FixedWindow::new(HUNDRED)),
-        Limit::new("open", InFlight::new(3)),
-    ))
-    .clock(clock.clone())
-    .build()
-    .expect("limits");
+    let limiter: Memory<str, _> = memory(
+        (
+            Limit::new("requests", FixedWindow::new(HUNDRED)).fixed_cost(1),
+            Limit::new("output", FixedWindow::new(HUNDRED)).cost_of("output"),
+            Limit::new("number", FixedWindow::new(HUNDRED)),
+            Limit::new("open", InFlight::new(3)),
+        ),
+        &clock,
+    );
     let all = async || {
         let peeked = limiter.peek("alice", AcquireOptions::cost(0).detail(Detail::All)).await.expect("a decision");
         peeked.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect::<Vec<_>>()

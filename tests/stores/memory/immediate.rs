@@ -1,7 +1,26 @@
-//! The results of a limiter in memory, which decides immediately and never fails.
+//! Limiters in memory, and their results: they decide immediately and never fail.
 
-use tower_ratelimit::limiter::{LimiterFuture, Outcome};
-use tower_ratelimit::{AcquireOptions, Limiter};
+use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
+use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Clock, Decision, Limiter, Memory, MemoryBuilder};
+
+/// Builds a limiter of few keys.
+pub(crate) fn memory<Key, L>(limits: L, clock: &(impl Clock + Clone + 'static)) -> Memory<Key, L>
+where
+    Key: ?Sized,
+    L: MemoryLimits<Key, DefaultHashBuilder>,
+{
+    MemoryBuilder::new(limits).max_keys(100).clock(clock.clone()).build().expect("valid limits")
+}
+
+/// Builds a limiter of few keys, without its type.
+pub(crate) fn boxed<Key, L>(limits: L, clock: &(impl Clock + Clone + 'static)) -> BoxLimiter<Key>
+where
+    Key: ?Sized + 'static,
+    L: MemoryLimits<Key, DefaultHashBuilder> + 'static,
+{
+    BoxLimiter::new(memory(limits, clock))
+}
 
 pub(crate) fn ready<T>(future: LimiterFuture<T>) -> T {
     future.try_ready().expect("memory decides immediately").expect("memory never fails")
@@ -10,7 +29,29 @@ pub(crate) fn ready<T>(future: LimiterFuture<T>) -> T {
 pub(crate) fn acquire<Key: ?Sized>(
     limiter: &(impl Limiter<Key> + ?Sized),
     key: &Key,
-    options: AcquireOptions,
+    options: impl Into<AcquireOptions>,
 ) -> Outcome {
-    ready(limiter.acquire(key, options))
+    ready(limiter.acquire(key, options.into()))
+}
+
+/// Holds a cost, which the limiter must allow.
+pub(crate) fn hold<Key: ?Sized>(
+    limiter: &(impl Limiter<Key> + ?Sized),
+    key: &Key,
+    options: impl Into<AcquireOptions>,
+) -> Held {
+    acquire(limiter, key, options.into().hold()).held.expect("the limit allows the hold")
+}
+
+pub(crate) fn peek<Key: ?Sized>(
+    limiter: &(impl Limiter<Key> + ?Sized),
+    key: &Key,
+    options: impl Into<AcquireOptions>,
+) -> Decision {
+    ready(limiter.peek(key, options.into()))
+}
+
+/// Returns what the most restrictive limit has left for a request of cost one.
+pub(crate) fn remaining<Key: ?Sized>(limiter: &(impl Limiter<Key> + ?Sized), key: &Key) -> u64 {
+    peek(limiter, key, 1).remaining().expect("a limit applies")
 }

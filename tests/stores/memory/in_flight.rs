@@ -6,9 +6,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::{Chained, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Detail, DynLimit, Error, FixedWindow, InFlight, Limit, LimitStatus, Limiter, ManualClock,
-    Memory, Quota, WhenFull, per_key,
+    AcquireOptions, Detail, DynLimit, Error, FixedWindow, InFlight, Limit, LimitStatus, Limiter, ManualClock, Memory,
+    Quota, WhenFull, per_key,
 };
+
+use crate::immediate::{acquire, memory, peek};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -21,32 +23,16 @@ fn try_acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: Acq
     limiter.acquire(key, options).try_ready().expect("the memory store returns ready results")
 }
 
-fn acquire<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, options: AcquireOptions) -> Outcome {
-    try_acquire(limiter, key, options).expect("a decision")
-}
-
 /// Starts a request, which the limiter must allow.
 fn start<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) -> Held {
     acquire(limiter, key, request(cost)).held.expect("the limit allows the request")
-}
-
-fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
-    limiter.peek(key, 1.into()).try_ready().expect("the memory store returns ready results").expect("a decision")
 }
 
 /// "A hundred a minute, and two at once."
 fn minute_and_streams(clock: &ManualClock) -> Memory<str, (Limit<FixedWindow>, Limit<InFlight>)> {
     let limits =
         (Limit::new("minute", FixedWindow::new(Quota::per_minute(100))), Limit::new("streams", InFlight::new(2)));
-    Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter")
-}
-
-#[test]
-fn in_flight_rejects_invalid_maxima() {
-    for max in [1 << 53, u64::MAX] {
-        assert!(InFlight::try_new(max).expect_err("invalid").is_config());
-    }
-    assert_eq!(InFlight::try_new(5).expect("valid"), InFlight::new(5));
+    memory(limits, clock)
 }
 
 /// Guards that end while decisions find them overdue: each hold ends once.
@@ -54,7 +40,7 @@ fn in_flight_rejects_invalid_maxima() {
 fn in_flight_deadlines_and_guards_end_each_hold_once() {
     let clock = ManualClock::new();
     let in_flight = InFlight::new(8).max_duration(Duration::from_micros(20));
-    let limiter = Memory::<str, _>::builder(in_flight).max_keys(100).clock(clock.clone()).build().expect("a limiter");
+    let limiter = memory::<str, _>(in_flight, &clock);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -66,7 +52,7 @@ fn in_flight_deadlines_and_guards_end_each_hold_once() {
             });
         }
     });
-    assert_eq!(peek(&limiter, "alice").remaining(), Some(8));
+    assert_eq!(peek(&limiter, "alice", 1).remaining(), Some(8));
     assert_eq!(limiter.usage()[0].held, 0);
 }
 
@@ -78,9 +64,9 @@ fn in_flight_fixed_cost_is_no_part_of_the_cost_that_a_guard_settles() {
     for fixed in [1, 5] {
         let rate = || Limit::new("rate", FixedWindow::new(Quota::per_minute(100)));
         let streams = || Limit::new("streams", InFlight::new(9)).fixed_cost(fixed);
-        let memory_of_rate = || Memory::<str, _>::builder(rate()).clock(clock.clone()).build().expect("a limit");
-        let memory_of_streams = || Memory::<str, _>::builder(streams()).clock(clock.clone()).build().expect("a limit");
-        let both = Memory::<str, _>::builder((rate(), streams())).clock(clock.clone()).build().expect("limits");
+        let memory_of_rate = || memory::<str, _>(rate(), &clock);
+        let memory_of_streams = || memory::<str, _>(streams(), &clock);
+        let both = memory::<str, _>((rate(), streams()), &clock);
         for limiter in [
             tower_ratelimit::BoxLimiter::new(both),
             tower_ratelimit::BoxLimiter::new(Chained::new(memory_of_rate(), memory_of_streams())),
@@ -120,7 +106,7 @@ fn in_flight_without_a_kept_guard_is_an_error() {
         let error = try_acquire(&limiter, "alice", AcquireOptions::default()).expect_err("the guard would be dropped");
         assert!(error.is_config(), "{error}");
         assert!(acquire(&limiter, "alice", request(1)).decision.is_allowed());
-        assert!(peek(&limiter, "alice").is_allowed(), "a peek holds nothing");
+        assert!(peek(&limiter, "alice", 1).is_allowed(), "a peek holds nothing");
     }
 }
 
@@ -154,13 +140,13 @@ fn in_flight_survives_administrative_operations_and_a_replaced_maximum() {
     let done = |future: tower_ratelimit::limiter::LimiterFuture<()>| future.try_ready().expect("ready").expect("done");
     done(limiter.reset("alice"));
     done(limiter.set_usage("streams", "alice", 0));
-    assert!(!peek(&limiter, "alice").is_allowed(), "the requests are still in flight");
+    assert!(!peek(&limiter, "alice", 1).is_allowed(), "the requests are still in flight");
     limiter.replace(limits(3)).expect("valid limits");
-    assert_eq!(peek(&limiter, "alice").remaining(), Some(1));
+    assert_eq!(peek(&limiter, "alice", 1).remaining(), Some(1));
     limiter.replace(limits(1)).expect("valid limits");
-    assert_eq!(peek(&limiter, "alice").remaining(), Some(0));
+    assert_eq!(peek(&limiter, "alice", 1).remaining(), Some(0));
     drop(guards);
-    assert!(peek(&limiter, "alice").is_allowed());
+    assert!(peek(&limiter, "alice", 1).is_allowed());
     done(limiter.block("streams", "alice", MINUTE));
     let blocked = acquire(&limiter, "alice", request(1)).decision;
     assert!(!blocked.is_allowed() && !blocked.is_estimate());
@@ -177,7 +163,7 @@ proptest! {
             Limit::new("streams", per_key(move |key: &u64| InFlight::new(max(key)))),
             Limit::new("minute", FixedWindow::new(Quota::per_minute(20))).keyed_by(|_: &u64| ()),
         );
-        let limiter = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().unwrap();
+        let limiter = memory(limits, &clock);
         let mut flights: VecDeque<(u64, u64, Held)> = VecDeque::new();
         let (mut charged, mut window_ends) = (0, None);
         let mut now = Duration::ZERO;

@@ -9,7 +9,7 @@ use tower_ratelimit::{
     ManualClock, Memory, Quota, Timestamp,
 };
 
-use crate::immediate::{acquire, ready};
+use crate::immediate::{acquire, memory, ready};
 use crate::near_events::Events;
 use crate::random::Random;
 
@@ -138,7 +138,7 @@ struct Seen {
 fn compare_with_model(seed: u64, has_window: bool, seen: &mut Seen) {
     let (clock, mut random, events) = (ManualClock::new(), Random(seed), Events::default());
     let (limits, mut models) = limits(&mut random, has_window);
-    let memory = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
+    let memory = memory(limits, &clock);
     let limiter = Observed::new(memory.clone(), events.clone());
     let mut held: Vec<(u64, u64, Held)> = Vec::new();
     for step in 0..1_500 {
@@ -237,10 +237,8 @@ fn bucket(name: &'static str, burst: u64) -> Limit<Gcra> {
 
 #[test]
 fn decision_lists_limits_that_are_near_beside_the_most_restrictive_one() {
-    let limiter = Memory::builder((bucket("small", 4), bucket("large", 10).warn_at(0.3), bucket("unmarked", 10)))
-        .clock(ManualClock::new())
-        .build()
-        .unwrap();
+    let limiter =
+        memory((bucket("small", 4), bucket("large", 10).warn_at(0.3), bucket("unmarked", 10)), &ManualClock::new());
     let names = |decision: &Decision| decision.limits().iter().map(|limit| limit.name().to_owned()).collect::<Vec<_>>();
     let seen: Vec<_> = (0..5).map(|_| limiter.check("alice", 1)).collect();
     let listed: Vec<_> = seen.iter().map(names).collect();
@@ -266,20 +264,20 @@ fn mark_of_a_shadow_is_signalled_and_is_no_mark_of_the_decision() {
 
 #[test]
 fn peeks_denials_and_limits_without_a_mark_cross_nothing() {
-    let limiter = Memory::builder(bucket("api", 1).warn_at(1.0)).clock(ManualClock::new()).build().unwrap();
+    let limiter = memory(bucket("api", 1).warn_at(1.0), &ManualClock::new());
     let is_signal = |decision: &Decision| (decision.limits()[0].is_near_limit(), decision.limits()[0].crossed_mark());
     assert_eq!(is_signal(&ready(limiter.peek("alice", AcquireOptions::default()))), (false, false));
     assert_eq!(is_signal(&limiter.check("alice", 1)), (true, true));
     assert_eq!(is_signal(&limiter.check("alice", 1)), (true, false));
     assert_eq!(is_signal(&ready(limiter.peek("alice", AcquireOptions::default()))), (true, false));
-    let unmarked = Memory::builder(bucket("api", 1)).clock(ManualClock::new()).build().unwrap();
+    let unmarked = memory(bucket("api", 1), &ManualClock::new());
     assert_eq!(is_signal(&unmarked.check("alice", 1)), (false, false));
 }
 
 #[test]
 fn chained_signals_the_crossings_of_both_limiters_if_both_allow() {
     let (clock, events) = (ManualClock::new(), Events::default());
-    let part = |limit| Memory::<str, _>::builder(limit).clock(clock.clone()).build().unwrap();
+    let part = |limit| memory::<str, _>(limit, &clock);
     let first = part(bucket("first", 2).warn_at(0.5));
     let second = part(bucket("second", 1).warn_at(1.0));
     let limiter = Observed::new(Chained::new(first, second.clone()), events.clone());
@@ -296,7 +294,7 @@ fn chained_signals_the_crossings_of_both_limiters_if_both_allow() {
 #[test]
 fn events_of_more_keys_than_are_remembered_are_never_too_few() {
     let (clock, events) = (ManualClock::new(), Events::default());
-    let memory = Memory::<u64, _>::builder(bucket("api", 1).warn_at(1.0)).clock(clock.clone()).build().unwrap();
+    let memory = memory::<u64, _>(bucket("api", 1).warn_at(1.0), &clock);
     let limiter = Observed::new(memory.clone(), events.clone());
     let cross = |keys: u64| {
         for key in 0..keys {
@@ -318,7 +316,7 @@ fn events_of_more_keys_than_are_remembered_are_never_too_few() {
 fn events_are_remembered_if_the_limits_are_replaced() {
     let (clock, events) = (ManualClock::new(), Events::default());
     let limits = || vec![DynLimit::<u64>::new(bucket("api", 1).warn_at(1.0))];
-    let memory = Memory::builder(limits()).clock(clock.clone()).build().unwrap();
+    let memory = memory(limits(), &clock);
     let limiter = Observed::new(memory.clone(), events.clone());
     for (seconds, count) in [(0, 1), (20, 0), (20, 0), (20, 1)] {
         clock.advance(Duration::from_secs(seconds));
@@ -334,7 +332,7 @@ fn events_are_remembered_if_the_limits_are_replaced() {
 fn class_for_which_nothing_remains_is_not_near_while_the_limit_is_idle() {
     for kept in [9, 10, 11] {
         let limit = bucket("api", 10).warn_at(0.8).keyed_by(|_: &str| ()).keep_free_by(move |_: &str| kept);
-        let limiter = Memory::builder(limit).clock(ManualClock::new()).build().unwrap();
+        let limiter = memory(limit, &ManualClock::new());
         assert!(!ready(limiter.peek("alice", AcquireOptions::default())).is_near_limit(), "{kept}");
     }
 }
@@ -342,7 +340,7 @@ fn class_for_which_nothing_remains_is_not_near_while_the_limit_is_idle() {
 #[test]
 fn event_follows_a_clock_that_steps_back_far() {
     let (clock, events) = (ManualClock::new(), Events::default());
-    let memory = Memory::<str, _>::builder(bucket("api", 1).warn_at(1.0)).clock(clock.clone()).build().unwrap();
+    let memory = memory::<str, _>(bucket("api", 1).warn_at(1.0), &clock);
     let limiter = Observed::new(memory.clone(), events.clone());
     let start = clock.now();
     for (offset, count) in [(7_200, 1), (7_170, 0), (0, 1), (30, 0), (60, 1)] {
@@ -357,7 +355,7 @@ fn event_follows_a_clock_that_steps_back_far() {
 fn clone_of_a_limit_has_events_of_its_own() {
     let (limit, events) = (bucket("api", 1).warn_at(1.0), Events::default());
     for limit in [limit.clone(), limit] {
-        let memory = Memory::<str, _>::builder(limit).clock(ManualClock::new()).build().unwrap();
+        let memory = memory::<str, _>(limit, &ManualClock::new());
         assert!(
             acquire(&Observed::new(memory, events.clone()), "alice", AcquireOptions::default()).decision.is_allowed()
         );

@@ -11,6 +11,7 @@ use tower_ratelimit::{
     SlidingLog, SlidingWindow, TokenBucket,
 };
 
+use crate::immediate::memory;
 use crate::random::Random;
 use crate::reservation_model::{
     DRAINING, LIMIT, MAX_IDS, clock, compare, day_or_year, looking_changes_no_charge, no_id_passes_too_often,
@@ -24,7 +25,7 @@ fn options(cost: u64, id: &str) -> AcquireOptions {
 }
 
 fn window(clock: &ManualClock) -> Memory<str, FixedWindow> {
-    Memory::builder(FixedWindow::new(HUNDRED)).clock(clock.clone()).build().expect("limits")
+    memory(FixedWindow::new(HUNDRED), clock)
 }
 
 #[tokio::test]
@@ -180,8 +181,7 @@ async fn reservation_id_differs_from_two_plain_holds() {
 #[tokio::test]
 async fn reservation_id_is_charged_as_of_its_expiry() {
     let clock = clock();
-    let limiter: Memory<str, _> =
-        Memory::builder(TokenBucket::new(Quota::per_minute(60))).clock(clock.clone()).build().expect("limits");
+    let limiter: Memory<str, _> = memory(TokenBucket::new(Quota::per_minute(60)), &clock);
     assert!(limiter.hold("alice", options(60, "a")).await.expect("a decision").decision.is_allowed());
     clock.advance(MINUTE / 2);
     assert_eq!(limiter.check("alice", 0).remaining(), Some(0), "held units do not drain");
@@ -243,15 +243,15 @@ async fn looking_changes_no_charge_of_a_reservation_id() {
 #[tokio::test]
 async fn reservation_id_charges_the_unit_of_each_limit() {
     let clock = clock();
-    let limiter: Memory<str, _> = Memory::builder((
-        Limit::new("requests", FixedWindow::new(HUNDRED)),
-        Limit::new("output", FixedWindow::new(HUNDRED)).cost_of("output"),
-        Limit::new("fixed", FixedWindow::new(HUNDRED)).fixed_cost(2),
-        Limit::new("open", InFlight::new(3)),
-    ))
-    .clock(clock.clone())
-    .build()
-    .expect("limits");
+    let limiter: Memory<str, _> = memory(
+        (
+            Limit::new("requests", FixedWindow::new(HUNDRED)),
+            Limit::new("output", FixedWindow::new(HUNDRED)).cost_of("output"),
+            Limit::new("fixed", FixedWindow::new(HUNDRED)).fixed_cost(2),
+            Limit::new("open", InFlight::new(3)),
+        ),
+        &clock,
+    );
     let hold = AcquireOptions::from(Costs::new().add("output", 40)).id("a").repeats(1).expires_in(MINUTE);
     for _ in 0..2 {
         assert!(limiter.hold("alice", hold).await.expect("a decision").decision.is_allowed());

@@ -8,11 +8,11 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Chained, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, InFlight, LeakyBucket,
-    LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict,
+    LeakyQueue, Limit, Limiter, ManualClock, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict,
 };
 
 use crate::chained::Remote;
-use crate::immediate::ready;
+use crate::immediate::{boxed, ready};
 use crate::random::Random;
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -117,12 +117,8 @@ impl Spec {
     /// A limiter of the limit without its options.
     fn plain(self, index: usize, clock: &ManualClock) -> BoxLimiter<Call> {
         let spec = Self { is_conditional: false, is_shadow: false, keeps_free: false, unit: None, fixed: None, ..self };
-        memory(vec![spec.limit(index)], clock)
+        boxed(vec![spec.limit(index)], clock)
     }
-}
-
-fn memory(limits: Vec<DynLimit<Call>>, clock: &ManualClock) -> BoxLimiter<Call> {
-    BoxLimiter::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits"))
 }
 
 /// What each plain limiter says of a request.
@@ -272,10 +268,10 @@ fn strictness(verdict: Verdict) -> (u8, Duration) {
 fn subject(specs: &[Spec], random: &mut Random, clock: &ManualClock) -> (BoxLimiter<Call>, bool) {
     let limits: Vec<_> = specs.iter().enumerate().map(|(index, spec)| spec.limit(index)).collect();
     if limits.len() == 1 || random.below(2) == 0 {
-        return (memory(limits, clock), false);
+        return (boxed(limits, clock), false);
     }
     let polls = [0, 0, 2][random.index(3)];
-    let part = |limits| Remote(memory(limits, clock), polls);
+    let part = |limits| Remote(boxed(limits, clock), polls);
     let mut first = limits;
     let rest = first.split_off(1 + random.index(first.len() - 1));
     let mut second = rest;

@@ -9,7 +9,7 @@ use tower_ratelimit::{
     ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
 };
 
-use crate::immediate::{acquire, ready};
+use crate::immediate::{acquire, memory, ready};
 use crate::random::Random;
 
 /// A call of a tenant. Tenants from `NO_SHARE` have no share.
@@ -54,7 +54,7 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
     let cache = DeniedCache::with_clock(limiter.clone(), 64, clock.clone());
     let single = |algorithm: A| {
         let limits = vec![DynLimit::<u64>::new(Limit::new("one", algorithm))];
-        Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limit")
+        memory(limits, &clock)
     };
     let (own, common) = (single(share), single(all));
     let (mut random, mut counts) = (Random(seed), [0; 4]);
@@ -188,7 +188,7 @@ fn part(served: u64, asked: u64) -> f64 {
 fn eight_tenants_with_changing_busy_ones_use_the_capacity() {
     let measure = |limits: Vec<DynLimit<Call>>| {
         let clock = ManualClock::new();
-        let limiter = Memory::builder(limits).clock(clock.clone()).build().expect("limits");
+        let limiter = memory(limits, &clock);
         serve(&limiter, &clock)
     };
     let share = Gcra::new(Quota::per_second(100)).burst(20);
@@ -207,7 +207,7 @@ fn eight_tenants_with_changing_busy_ones_use_the_capacity() {
 fn blocked_share_is_denied_until_the_block_ends() {
     let clock = ManualClock::new();
     let gcra = |limit| Gcra::new(Quota::per_second(limit));
-    let limiter = Memory::builder(limits(gcra(1), gcra(9), 4)).clock(clock.clone()).build().expect("limits");
+    let limiter = memory(limits(gcra(1), gcra(9), 4), &clock);
     let call = Call { tenant: 1, kept: 0 };
     ready(limiter.block("share", &call, Duration::from_secs(7)));
     let decision = limiter.check(&call, 1);

@@ -5,13 +5,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Clock, Decision, DynLimit, FixedWindow, Limit, Limiter, Memory, Quota, SlidingLog,
-    SlidingWindow, Timestamp, TokenBucket, per_key,
+    AcquireOptions, BoxLimiter, Clock, DynLimit, FixedWindow, Limit, Quota, SlidingLog, SlidingWindow, Timestamp,
+    TokenBucket, per_key,
 };
 
-use crate::immediate::acquire;
+use crate::immediate::{acquire, boxed, hold, memory, peek};
 
 const TWO: Quota = Quota::per_second(2);
 
@@ -38,7 +37,7 @@ impl Clock for ReadingsClock {
 fn limiters(clock: &ReadingsClock) -> [BoxLimiter<str>; 7] {
     macro_rules! limiters {
         ($($limits:expr),+ $(,)?) => {
-            [$(BoxLimiter::new(Memory::builder($limits).max_keys(20).clock(clock.clone()).build().expect("limits"))),+]
+            [$(boxed($limits, clock)),+]
         };
     }
     let slow = || Limit::new("slow", FixedWindow::new(Quota::per_hour(100)));
@@ -51,14 +50,6 @@ fn limiters(clock: &ReadingsClock) -> [BoxLimiter<str>; 7] {
         (Limit::new("fast", FixedWindow::new(TWO)), slow()),
         vec![DynLimit::new(slow()), DynLimit::new(Limit::new("fast", TokenBucket::new(TWO)))],
     ]
-}
-
-fn hold(limiter: &impl Limiter<str>) -> Held {
-    acquire(limiter, "alice", AcquireOptions::default().hold()).held.expect("the limits allow the hold")
-}
-
-fn peek(limiter: &impl Limiter<str>) -> Decision {
-    limiter.peek("alice", AcquireOptions::default()).try_ready().expect("memory is ready").expect("a decision")
 }
 
 /// The late thread has read the clock at 10 s, and decides after another one has charged at 20 s.
@@ -76,7 +67,7 @@ fn late_decision_counts_charges_of_a_later_time() {
             assert_eq!(late.decided_at(), Timestamp::from_micros(20_000_000), "limiter {index}");
         }
         clock.set(&[10, 20]);
-        assert!(!peek(&limiter).is_allowed(), "limiter {index}");
+        assert!(!peek(&limiter, "alice", 1).is_allowed(), "limiter {index}");
     }
 }
 
@@ -86,13 +77,13 @@ fn late_settlement_keeps_charges_of_a_later_time() {
     let clock = ReadingsClock::default();
     for (index, limiter) in limiters(&clock).into_iter().enumerate() {
         clock.set(&[10]);
-        let held = hold(&limiter);
+        let held = hold(&limiter, "alice", 1);
         clock.set(&[20]);
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).decision.is_allowed());
         clock.set(&[10, 20]);
         held.settle(1).try_ready().expect("ready").expect("settled");
         clock.set(&[20]);
-        assert!(!peek(&limiter).is_allowed(), "limiter {index}");
+        assert!(!peek(&limiter, "alice", 1).is_allowed(), "limiter {index}");
     }
 }
 
@@ -101,13 +92,13 @@ fn late_settlement_keeps_charges_of_a_later_time() {
 fn slightly_late_settlement_is_charged_at_its_own_time() {
     let clock = ReadingsClock::default();
     let hour = FixedWindow::new(Quota::per_hour(2));
-    let limiter = Memory::builder(hour).max_keys(20).clock(clock.clone()).build().expect("a limit");
+    let limiter = memory(hour, &clock);
     clock.set(&[10]);
-    let held = hold(&limiter);
+    let held = hold(&limiter, "alice", 1);
     clock.set(&[20]);
     assert!(limiter.check("alice", 1).is_allowed());
     clock.set(&[10, 20]);
     held.settle(1).try_ready().expect("ready").expect("settled");
     clock.set(&[20]);
-    assert_eq!(peek(&limiter).retry_after(), Some(Duration::from_secs(3600)));
+    assert_eq!(peek(&limiter, "alice", 1).retry_after(), Some(Duration::from_secs(3600)));
 }

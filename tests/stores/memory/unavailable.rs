@@ -3,8 +3,10 @@
 use std::future::ready;
 
 use tower_ratelimit::limiter::{AdminOperation, FailOpen, Fallback, LimiterFuture, Outcome};
+
+use crate::immediate::memory;
 use tower_ratelimit::{
-    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Limiter, ManualClock, Memory, Quota,
+    AcquireOptions, Clock as _, Decision, DecisionSource, Error, FixedWindow, Limiter, ManualClock, Quota,
 };
 
 /// A store whose every call fails, or allows.
@@ -87,7 +89,7 @@ async fn fallback_decides_only_while_the_primary_limiter_is_unavailable() {
     for store in stores(Some(unavailable)) {
         let clock = ManualClock::new();
         let local = FixedWindow::new(Quota::per_minute(2));
-        let local = Memory::<str, _>::builder(local).clock(clock.clone()).build().expect("a limit");
+        let local = memory::<str, _>(local, &clock);
         let limiter = Fallback::new(store, local);
         for (round, remaining) in [1, 0].into_iter().enumerate() {
             let [acquired, peeked] = both(&limiter).await.map(|decision| decision.expect("the fallback decides"));

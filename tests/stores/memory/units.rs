@@ -10,6 +10,8 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
+use crate::immediate::memory;
+
 fn requests() -> Limit<TokenBucket> {
     Limit::new("requests", TokenBucket::new(Quota::per_minute(60)))
 }
@@ -25,7 +27,7 @@ fn output() -> Limit<TokenBucket> {
 type Model = (Limit<TokenBucket>, Limit<TokenBucket>, Limit<TokenBucket>);
 
 fn model() -> Memory<str, Model> {
-    Memory::builder((requests(), input(), output())).clock(ManualClock::new()).build().expect("limits")
+    memory((requests(), input(), output()), &ManualClock::new())
 }
 
 fn ready<T>(future: LimiterFuture<T>) -> Result<T, Error> {
@@ -97,12 +99,10 @@ fn unknown_unit_is_an_error_and_charges_nothing() {
         hold(limiter, tokens(1, 1)).release().try_ready().expect("memory").expect(case);
     }
 
-    let one = |limit: Limit<TokenBucket>| {
-        Memory::<str, _>::builder(limit).clock(ManualClock::new()).build().expect("a limit")
-    };
+    let one = |limit: Limit<TokenBucket>| memory::<str, _>(limit, &ManualClock::new());
     check(&model(), &[60, 1_000, 500], "memory");
     let dynamic = vec![DynLimit::new(input()), DynLimit::new(output())];
-    check(&Memory::builder(dynamic).clock(ManualClock::new()).build().expect("limits"), &[1_000, 500], "dynamic");
+    check(&memory(dynamic, &ManualClock::new()), &[1_000, 500], "dynamic");
     check(&Chained::new(one(input()), one(output())), &[1_000, 500], "chained");
     check(&Chained::new(one(requests()), one(output())).and(one(input())), &[60, 500, 1_000], "nested");
     check(&Fallback::new(model(), one(requests())), &[60, 1_000, 500], "fallback");
@@ -137,7 +137,7 @@ fn secondary_of_a_fallback_charges_its_own_units() {
         }
     }
 
-    let secondary = Memory::<str, _>::builder(input()).clock(ManualClock::new()).build().expect("a limit");
+    let secondary = memory::<str, _>(input(), &ManualClock::new());
     let outcome = try_acquire(&Fallback::new(Down, secondary), tokens(100, 30)).expect("known units");
     assert_eq!(outcome.decision.remaining(), Some(900), "the secondary has no output");
 }
@@ -146,7 +146,7 @@ fn secondary_of_a_fallback_charges_its_own_units() {
 fn cached_denial_answers_costs_that_are_no_smaller_in_each_unit() {
     let clock = ManualClock::new();
     let limits = (requests(), input(), output());
-    let limiter = Memory::builder(limits).clock(clock.clone()).build().expect("limits");
+    let limiter = memory(limits, &clock);
     let cached = DeniedCache::with_clock(limiter, 16, clock);
     let source = |costs: Costs| {
         let decision = try_acquire(&cached, costs).expect("known units").decision;

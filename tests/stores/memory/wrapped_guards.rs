@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tower_ratelimit::limiter::{Chained, Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, Error, FixedWindow, Gcra, InFlight, Limit, Limiter,
-    ManualClock, Memory, Quota,
+    ManualClock, Quota,
 };
 
+use crate::immediate::boxed;
 use crate::random::Random;
 
 type Key = u64;
@@ -72,7 +73,7 @@ fn three_limits(clock: &ManualClock) -> BoxLimiter<Key> {
         Limit::new("tokens", Gcra::new(Quota::per_hour(3600)).burst(40)),
         Limit::new("streams", InFlight::new(6)).fixed_cost(1),
     );
-    BoxLimiter::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits"))
+    boxed(limits, clock)
 }
 
 /// A limit that denies about every second request.
@@ -81,7 +82,7 @@ fn scarce(clock: &ManualClock) -> BoxLimiter<Key> {
         Limit::new("scarce", Gcra::new(Quota::per_second(1)).burst(6)),
         Limit::new("calls", FixedWindow::new(Quota::per_minute(20))).fixed_cost(1),
     );
-    BoxLimiter::new(Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits"))
+    boxed(limits, clock)
 }
 
 fn try_acquire(limiter: &BoxLimiter<Key>, options: AcquireOptions) -> Result<Outcome, Error> {

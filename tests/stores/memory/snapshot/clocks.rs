@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_ratelimit::{AcquireOptions, Clock as _, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Timestamp};
 
 use super::world::{KEYS, Op, World};
+use crate::immediate::memory;
 use crate::random::Random;
 
 /// The law: a restart whose clock has stepped, forward or back, decides a key that was not idle as a limiter without the
@@ -60,7 +61,7 @@ fn is_idle(world: &World, key: u64) -> bool {
 fn snapshot_decides_absent_keys_at_the_time_of_the_save_after_a_step_back() {
     let quota = Quota::per_minute(2);
     let clock = ManualClock::new();
-    let before = Memory::<u64, _>::builder(Gcra::new(quota)).clock(clock.clone()).build().expect("a limit");
+    let before = memory::<u64, _>(Gcra::new(quota), &clock);
     assert!(before.check(&1, 2).is_allowed());
     clock.advance(Duration::from_secs(61));
     let mut file = Vec::new();
@@ -82,7 +83,7 @@ fn snapshot_decides_absent_keys_at_the_time_of_the_save_after_a_step_back() {
 fn snapshot_from_a_clock_that_was_far_ahead_locks_no_key() {
     let clock = ManualClock::new();
     let limit = || FixedWindow::new(Quota::per_minute(2));
-    let before = Memory::<u64, _>::builder(limit()).clock(clock.clone()).build().expect("a limit");
+    let before = memory::<u64, _>(limit(), &clock);
     assert!(before.check(&1, 2).is_allowed());
     let _ = before.block("default", &1, Duration::from_secs(60)).try_ready();
     let mut file = Vec::new();

@@ -8,7 +8,7 @@ use tower_ratelimit::{
 };
 
 use super::world::{Counts, Op, World, limits};
-use crate::immediate::{acquire, ready};
+use crate::immediate::{acquire, memory, ready};
 use crate::random::Random;
 
 const HOURLY: Quota = Quota::per_hour(100);
@@ -66,7 +66,7 @@ fn snapshot_is_of_the_limit_with_the_same_name_algorithm_and_sub_key() {
 fn snapshot_of_a_window_with_more_blocks_keeps_the_usage() {
     let clock = ManualClock::new();
     let window = |blocks| SlidingWindow::new(HOURLY).blocks(blocks);
-    let before = Memory::<u64, _>::builder(window(60)).clock(clock.clone()).build().expect("a limit");
+    let before = memory::<u64, _>(window(60), &clock);
     for _ in 0..30 {
         assert!(before.check(&1, 2).is_allowed());
         clock.advance(Duration::from_secs(60));
@@ -111,7 +111,7 @@ fn snapshot_of_a_window_with_more_blocks_may_be_old() {
 fn snapshot_settles_holds_of_each_tier() {
     let clock = ManualClock::new();
     let tiers = || per_key(|key: &u64| FixedWindow::new(Quota::per_hour(10 * (1 + key))));
-    let before = Memory::builder(tiers()).clock(clock.clone()).build().expect("limits");
+    let before = memory(tiers(), &clock);
     let hold = |key: u64, cost: u64| ready(before.hold(&key, AcquireOptions::cost(cost))).held.expect("a guard");
     let save = || {
         let mut file = Vec::new();

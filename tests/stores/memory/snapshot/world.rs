@@ -8,7 +8,7 @@ use tower_ratelimit::{
     Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
-use crate::immediate::ready;
+use crate::immediate::{memory, ready};
 use crate::random::Random;
 
 pub(super) type Limits = Vec<DynLimit<u64>>;
@@ -104,7 +104,7 @@ impl World {
     pub(super) fn new(kind: u64) -> Self {
         // Seconds before the end of a month of the calendar: the 15th of January 2020.
         let clock = ManualClock::at(ManualClock::START.saturating_add(Duration::from_secs(14 * 86_400 - 5)));
-        let limiter = Memory::builder(limits(kind, 0)).max_keys(100).clock(clock.clone()).build().expect("limits");
+        let limiter = memory(limits(kind, 0), &clock);
         Self { kind, clock, limiter, open: Vec::new() }
     }
 
