@@ -242,8 +242,9 @@ impl Held {
     /// Charges the fixed costs: the request is admitted.
     pub(crate) fn charge_fixed_costs(&mut self) {
         if let Some(parts) = &mut self.0 {
+            let mut settled_at = None;
             for part in parts.parts.extract_if(.., |part| part.kind == PartKind::Fixed) {
-                part.end(Costs::new(), true).detach();
+                part.end(Costs::new(), true, &mut settled_at).detach();
             }
         }
     }
@@ -333,11 +334,11 @@ impl Held {
     /// Ends all parts, once. Without actual costs, charges what is held.
     fn end(&mut self, actual: Option<Costs>, admitted: bool) -> LimiterFuture<()> {
         let actual = actual.unwrap_or_else(|| self.costs());
-        let mut ended: Option<LimiterFuture<()>> = None;
+        let (mut ended, mut settled_at) = (None::<LimiterFuture<()>>, None);
         // One by one, in their order: if a part panics, the drop of the guard ends the others.
         self.reverse();
         while let Some(part) = self.0.as_mut().and_then(|parts| parts.parts.pop()) {
-            let end = part.end(actual, admitted);
+            let end = part.end(actual, admitted, &mut settled_at);
             ended = Some(match ended {
                 None => end,
                 Some(others) => others.and(end),

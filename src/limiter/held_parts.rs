@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::future::LimiterFuture;
+use crate::clock::Timestamp;
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
 use crate::decision::{Costs, UnitCosts};
@@ -53,8 +54,13 @@ pub(super) enum End {
 
 /// A store whose holds are records.
 pub(crate) trait HoldStore: Send + Sync {
-    /// Ends a hold, and charges the key.
-    fn end(&self, entry: &HeldEntry, charge: &HeldCharge) -> Result<(), Error>;
+    /// Ends a hold, and charges the key. The time of the settlement in a store is kept by the store's address.
+    fn end(
+        &self,
+        entry: &HeldEntry,
+        charge: &HeldCharge,
+        settled_at: &mut Option<(usize, Timestamp)>,
+    ) -> Result<(), Error>;
 }
 
 /// The record of a hold on one limit: what its settlement needs in place of the key.
@@ -112,7 +118,12 @@ impl HeldEntry {
 impl Part {
     /// Ends the hold. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
     #[inline]
-    pub(super) fn end(self, actual: Costs, admitted: bool) -> LimiterFuture<()> {
+    pub(super) fn end(
+        self,
+        actual: Costs,
+        admitted: bool,
+        settled_at: &mut Option<(usize, Timestamp)>,
+    ) -> LimiterFuture<()> {
         match self.end {
             End::Entry(store, entry) => {
                 let charge = match self.kind {
@@ -120,7 +131,7 @@ impl Part {
                     PartKind::Fixed if admitted => HeldCharge::Held,
                     PartKind::Fixed | PartKind::UntilEnd => HeldCharge::Nothing,
                 };
-                LimiterFuture::ready(store.end(&entry, &charge))
+                LimiterFuture::ready(store.end(&entry, &charge, settled_at))
             }
             End::Call(end) => end(match self.kind {
                 PartKind::Settled => actual,

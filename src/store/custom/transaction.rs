@@ -45,7 +45,7 @@ use crate::store::inner::{LimitNumbers, LimitReading, Plan, ReadMode};
 /// | 5 to 12 | the end of the key's block, 0 if the key is not blocked |
 /// | 13 to 20 | the duration of the block, 0 if the key is not blocked; its highest bit says whether the reason is an [escalation](crate::BlockReason) |
 /// | 21 to 28 | the time from which the key is idle, apart from the block |
-/// | 29.. | the other words of the state, 8 bytes each; for a [`HitLog`](crate::algorithm::HitLog) the period, then the time and the weight of each hit |
+/// | 29.. | the other words of the state, 8 bytes each; for a [`HitLog`](crate::algorithm::HitLog) the period and the limit of its charges, the same of earlier charges and the time until which those count, then the time and the weight of each hit |
 ///
 /// In Redis the words are doubles, which Lua reads, and costs are held beside them. So the layouts differ.
 ///

@@ -77,9 +77,9 @@ impl<Key: ?Sized, L, S> MemoryBuilder<Key, L, S> {
         self
     }
 
-    /// Sets the maximum number of bytes that the states of each limit may take on the heap. Only a
-    /// [`SlidingLog`](crate::SlidingLog) takes any. [`build`](Self::build) checks it from the limit and the number of
-    /// keys. It is not checked for an algorithm that is chosen by the key.
+    /// Sets the maximum number of bytes that the hits of a [`SlidingLog`](crate::SlidingLog) may take on the heap, in the
+    /// states of each limit. [`build`](Self::build) checks it from the limit and the number of keys. It is not checked for
+    /// an algorithm that is chosen by the key. The bytes of other algorithms' states do not depend on the limit.
     pub fn max_heap_bytes(mut self, bytes: usize) -> Self {
         self.capacity.max_heap_bytes = bytes;
         self

@@ -35,13 +35,14 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
                 return Ok(peeked.into_repeat().into());
             }
         }
-        if !shared.reservations.make_room(&mut records, record.0, true) {
+        if !shared.reservations.has_room(&records, record.0, true) {
             let decision = shared.peek(&context);
             let denied = if decision.is_allowed() { Decision::too_many_ids(context.now) } else { decision };
             return Ok(denied.into());
         }
         let (decision, limits) = shared.acquire(&context);
         if decision.is_allowed() {
+            shared.reservations.make_room(&mut records, record.0, true);
             records.insert(record, reserve, context.now, options.costs(), limits);
             shared.reservations.publish(&records);
         }

@@ -39,19 +39,18 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         C::Algorithm::HELD_UNTIL_END
     }
 
-    fn settle(&self, entry: &HeldEntry, actual: u64, clock: &dyn Clock) -> Result<(), TableFull> {
+    fn settle(&self, entry: &HeldEntry, actual: u64, now: &mut Timestamp, clock: &dyn Clock) -> Result<(), TableFull> {
         let &HeldEntry { key, id, at, amount, until_end, .. } = entry;
-        let read_at = if until_end { Timestamp::EPOCH } else { read_clock(clock) };
         let mut keys = self.table.lock(key);
         let mut settled = Ok(());
         if until_end {
             keys.end_request(key, amount, (id, at));
         } else {
-            let now = keys.decide_at(read_at, clock);
+            *now = keys.decide_at(*now, clock);
             let own = keys.end_hold(key, amount, id);
             if let Some(algorithm) = own.as_ref().or_else(|| self.limit.algorithm().fixed()).filter(|_| actual > 0) {
                 // A hold that has expired is charged as of its expiry, whenever that is.
-                let at = if at == 0 { now } else { Timestamp::from_micros(at) };
+                let at = if at == 0 { *now } else { Timestamp::from_micros(at) };
                 settled = self.charge(key, actual, at, &mut keys, algorithm);
             }
         }

@@ -265,7 +265,10 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     }
 
     fn is_full(&self) -> Result<(), TableFull> {
-        let is_full = self.with_locked(|Locked { keys, now, .. }| {
+        let is_full = self.with_locked(|Locked { keys, slot, now, .. }| {
+            if slot.is_some() {
+                return Ok(());
+            }
             keys.is_full_for(self.plain.hash, *now, self.plain.limit.when_full, self.plain.limit.table.info())
         });
         is_full.unwrap_or(Ok(()))

@@ -164,16 +164,24 @@ impl Reservations {
         self.newest.store(records.newest, Ordering::Relaxed);
     }
 
+    /// Returns whether [`make_room`](Self::make_room) can.
+    pub(super) fn has_room(&self, records: &Records, key: u64, is_hold: bool) -> bool {
+        let can_forget = !records.requests.is_empty() || is_hold && !records.ended.is_empty();
+        records.counts.get(&key).is_none_or(|count| *count < self.max_ids)
+            && (records.by_id.len() < self.max_total || can_forget)
+    }
+
     /// Makes room for an id of a key, as "Memory" describes. Returns `false` if there is none.
     pub(super) fn make_room(&self, records: &mut Records, key: u64, is_hold: bool) -> bool {
-        if records.counts.get(&key).is_some_and(|count| *count >= self.max_ids) {
+        if !self.has_room(records, key, is_hold) {
             return false;
         }
-        if records.by_id.len() < self.max_total {
-            return true;
+        if records.by_id.len() >= self.max_total
+            && let Some((_, first)) = records.requests.pop_first().or_else(|| records.ended.pop_first())
+        {
+            records.forget(first);
         }
-        let first = records.requests.pop_first().or_else(|| if is_hold { records.ended.pop_first() } else { None });
-        first.map(|(_, first)| records.forget(first)).is_some()
+        true
     }
 }
 

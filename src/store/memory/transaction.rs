@@ -149,19 +149,21 @@ impl<'a> Transaction<'a> {
     /// Finds a slot for each key that the plan charges. Returns `false` if the limits must be read again, because a shadow or
     /// a share has no slot.
     ///
-    /// If a later limit has no free slot, the slots of the earlier ones are idle, and so free.
+    /// First asks all tables: a denied request evicts no key.
     #[inline]
     fn ensure_slots(&mut self, plan: &Plan) -> Result<bool, TableFull> {
-        for (part, step) in self.parts.iter().zip(&mut *self.steps) {
-            if plan.charge_of(&step.reading).is_some()
-                && let Err(full) = part.ensure_slot()
-            {
-                // Without a slot in the table of shares, the request borrows.
-                if !step.reading.shadow && step.reading.share != ShareRole::Share {
-                    return Err(full);
+        for inserts in [false, true] {
+            for (part, step) in self.parts.iter().zip(&mut *self.steps) {
+                if plan.charge_of(&step.reading).is_some()
+                    && let Err(full) = if inserts { part.ensure_slot() } else { part.is_full() }
+                {
+                    // Without a slot in the table of shares, the request borrows.
+                    if !step.reading.shadow && step.reading.share != ShareRole::Share {
+                        return Err(full);
+                    }
+                    step.has_no_slot = true;
+                    return Ok(false);
                 }
-                step.has_no_slot = true;
-                return Ok(false);
             }
         }
         Ok(true)

@@ -80,8 +80,8 @@ pub trait LimitInfo: Send + Sync {
     fn unit(&self) -> Option<&'static str>;
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
-    /// Ends a hold, and charges `actual`.
-    fn settle(&self, entry: &HeldEntry, actual: u64, clock: &dyn Clock) -> Result<(), TableFull>;
+    /// Ends a hold, and charges `actual` at the time `now`, or later if the last decision was later.
+    fn settle(&self, entry: &HeldEntry, actual: u64, now: &mut Timestamp, clock: &dyn Clock) -> Result<(), TableFull>;
     fn usage(&self, clock: &dyn Clock) -> Usage;
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey>;
     /// Writes the states and blocks into a file, beside decisions.

@@ -15,6 +15,7 @@ use tower_ratelimit::{
 };
 
 use crate::immediate::{acquire, peek};
+use crate::random::Random;
 
 const POLICIES: [WhenFull; 3] = [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny];
 
@@ -107,6 +108,41 @@ async fn shadow_that_counts_nothing_emits_an_event() {
 }
 
 /// "If all other keys are idle, that does not happen below `max_keys` keys with held costs."
+/// The law: a denied request evicts no key, whichever table is full.
+#[test]
+fn denied_request_evicts_no_key() {
+    for when_full in POLICIES {
+        for is_reversed in [false, true] {
+            let user = Limit::new("user", Gcra::new(Quota::per_hour(9))).keyed_by(|key: &u64| key / 1_000);
+            let address = Limit::new("address", InFlight::new(1)).keyed_by(|key: &u64| key % 1_000);
+            let mut limits = vec![DynLimit::new(user), DynLimit::new(address)];
+            if is_reversed {
+                limits.reverse();
+            }
+            let (clock, mut random) = (ManualClock::new(), Random(7));
+            let limiter = memory(limits, 12, when_full, &clock);
+            let (mut guards, mut denied, mut evicted) = (Vec::new(), 0, 0);
+            let now_evicted = || limiter.usage().iter().map(|limit| limit.evicted).sum::<u64>();
+            for step in 0..3_000 {
+                clock.advance(std::time::Duration::from_millis(random.below(1_000)));
+                if random.below(4) == 0 && !guards.is_empty() {
+                    drop(guards.swap_remove(random.index(guards.len())));
+                }
+                let key = random.below(500) * 1_000 + random.below(500);
+                let Outcome { decision, held, .. } = acquire(&limiter, &key, AcquireOptions::default().keep_guard());
+                guards.extend(held);
+                if !decision.is_allowed() {
+                    denied += u64::from(decision.most_restrictive().is_none());
+                    assert_eq!(now_evicted(), evicted, "{when_full:?}, step {step}");
+                }
+                evicted = now_evicted();
+            }
+            assert!(denied > 50, "{when_full:?}: {denied} denials of a full table");
+            assert_eq!(evicted > 50, when_full != WhenFull::Deny, "{when_full:?}: {evicted} evictions");
+        }
+    }
+}
+
 #[test]
 fn held_keys_below_the_capacity_deny_no_new_key() {
     for when_full in POLICIES {

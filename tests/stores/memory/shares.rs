@@ -5,8 +5,8 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{DeniedCache, Held, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
-    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, TokenBucket, WhenFull, per_key,
+    AcquireOptions, Clock, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
+    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, WhenFull, per_key,
 };
 
 use crate::immediate::{acquire, memory, ready};
@@ -36,6 +36,51 @@ pub(crate) fn limits<A: Algorithm>(share: A, all: A, guarantee: u64) -> Vec<DynL
 
 fn micros(wait: Option<Duration>) -> Option<u128> {
     wait.map(|wait| wait.as_micros())
+}
+
+/// A clock that advances whenever it is read.
+#[derive(Clone, Debug)]
+struct ReadClock(ManualClock, Duration);
+
+impl Clock for ReadClock {
+    fn now(&self) -> Timestamp {
+        self.0.advance(self.1);
+        self.0.now()
+    }
+}
+
+/// A decision and a settlement have one time for all limits: otherwise a charge leaves the share before it leaves the limit
+/// of all, and a request within the share is denied.
+#[test]
+fn time_that_passes_within_a_settlement_breaks_no_share() {
+    fn run<A: Algorithm + Clone>(share: A, all: A) -> u64 {
+        let clock = ReadClock(ManualClock::new(), Duration::from_millis(37));
+        let limiter = Memory::builder(limits(share, all, 2)).max_keys(100).clock(clock.clone()).build();
+        let (limiter, mut random, mut within) = (limiter.expect("limits"), Random(3), 0);
+        for step in 0..4_000 {
+            clock.0.advance(Duration::from_millis(random.below(2_000)));
+            let (call, cost) = (Call { tenant: random.below(2), kept: 0 }, 1 + random.below(10));
+            let Outcome { decision, held, .. } =
+                acquire(&limiter, &call, AcquireOptions::cost(cost).hold().detail(Detail::All));
+            let limits = decision.limits();
+            let share = limits.iter().find(|limit| limit.name() == "share").expect("a share");
+            assert!(decision.is_allowed() || share.remaining() < cost, "step {step}, cost {cost}: {decision:?}");
+            within += u64::from(decision.is_allowed());
+            if let Some(held) = held {
+                ready(held.settle(cost));
+            }
+        }
+        within
+    }
+
+    let quota = |limit| Quota::new(limit, Duration::from_secs(10));
+    let window = |limit| SlidingWindow::new(quota(limit)).blocks(10);
+    let allowed = [
+        run(window(10), window(20)),
+        run(Gcra::new(quota(10)).burst(10), Gcra::new(quota(20)).burst(20)),
+        run(SlidingLog::new(quota(10)), SlidingLog::new(quota(20))),
+    ];
+    assert!(allowed.iter().all(|allowed| *allowed > 500), "{allowed:?}");
 }
 
 /// One limit of the model, by itself: its verdict on a cost.
