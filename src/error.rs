@@ -116,12 +116,6 @@ impl Error {
         self
     }
 
-    #[cfg(feature = "timer")]
-    pub(crate) fn with_boxed_source(mut self, source: Box<dyn StdError + Send + Sync>) -> Self {
-        self.source = Some(Arc::from(source));
-        self
-    }
-
     fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, message: message.into(), source: None }
     }

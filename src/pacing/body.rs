@@ -1,3 +1,4 @@
+use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future as _;
 use std::pin::Pin;
@@ -106,9 +107,11 @@ impl Pace {
 
 impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for PacedBody<B> {
     type Data = Bytes;
-    type Error = Error;
+    /// The error of the inner body as it is, or an error whose text says nothing about the server and whose source is the
+    /// [`Error`] of the limiter.
+    type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut this = self.project();
         loop {
             if let Some(pace) = this.pace.as_mut().filter(|pace| !pace.rest.is_empty()) {
@@ -123,13 +126,13 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for PacedBody<B> {
                         let (direction, waited) = (pace.direction, Duration::ZERO);
                         let event = || Event::Paced { direction, limit: None, bytes: 0, waited, error: Some(&error) };
                         pace.observers.emit(event);
-                        return Poll::Ready(Some(Err(error)));
+                        return Poll::Ready(Some(Err(Box::new(CutOff(error)))));
                     }
                 }
             }
             let frame = match ready!(this.body.as_mut().poll_frame(cx)) {
                 None => return Poll::Ready(None),
-                Some(frame) => frame.map_err(body_failed)?,
+                Some(frame) => frame.map_err(|error| without_wrapper(error.into()))?,
             };
             let Some(pace) = this.pace.as_mut() else { return Poll::Ready(Some(Ok(frame))) };
             match frame.into_data() {
@@ -156,8 +159,27 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for PacedBody<B> {
     }
 }
 
-fn body_failed(source: impl Into<BoxError>) -> Error {
-    Error::unavailable("the inner body failed: see the source of this error").with_boxed_source(source.into())
+/// Removes axum's wrapper of errors, which axum's body adds again: an extractor unwraps a fixed number of them.
+fn without_wrapper(error: BoxError) -> BoxError {
+    #[cfg(feature = "axum")]
+    let error = error.downcast::<axum::Error>().map_or_else(|error| error, |wrapper| wrapper.into_inner());
+    error
+}
+
+/// The error of a body that no limiter lets pass. Servers send its text to clients.
+#[derive(Debug)]
+struct CutOff(Error);
+
+impl fmt::Display for CutOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the rate limiter let no more of the body pass")
+    }
+}
+
+impl StdError for CutOff {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0)
+    }
 }
 
 impl<B: Default> Default for PacedBody<B> {

@@ -34,7 +34,8 @@
 //!
 //! A body ends with an error if its limiter fails (unless it is a [`FailOpen`](crate::limiter::FailOpen) or a
 //! [`Fallback`](crate::limiter::Fallback)), if a chunk would wait for longer than
-//! [`max_wait`](PacingLayer::max_wait), or if the request has no key. In HTTP/1 the server then closes the connection, in
+//! [`max_wait`](PacingLayer::max_wait), or if the request has no key. The text of the error is for clients; its source is the
+//! [`Error`](crate::Error) with the cause, which observers receive too. An error of the inner body passes unchanged. In HTTP/1 the server then closes the connection, in
 //! HTTP/2 it resets the stream. To reject such requests before the body begins, put a
 //! [`RateLimitLayer`](crate::RateLimitLayer) with the same extractor around this layer. The body of an exempt request passes
 //! unchanged.

@@ -399,12 +399,40 @@ async fn body_ends_with_an_error_if_no_byte_may_pass() {
     assert!(end("/1", StubLimiter::failing()).await.is_err());
     assert!(end("/missing", StubLimiter::from_policy(Verdict::Allowed)).await.is_err());
     assert_eq!(end("/exempt", StubLimiter::failing()).await.expect("exempt"), 3_000);
-    assert!(end("/1", window(2_000, TokioClock::new())).await.expect_err("used up").is::<Error>());
+    let error = end("/1", window(2_000, TokioClock::new())).await.expect_err("used up");
+    assert!(error.source().is_some_and(<dyn std::error::Error>::is::<Error>), "{error:?}");
     assert_eq!(end("/1", window(10, TokioClock::new())).await.ok(), None, "smaller than the first chunk");
     assert_eq!(end("/1", window(3_000, TokioClock::new())).await.expect("enough"), 3_000);
     let other = Limit::new("bytes", FixedWindow::new(Quota::per_second(4_000))).keyed_by_some(|_: &Key| None::<u64>);
     assert_eq!(end("/1", Memory::new(other)).await.expect("no limit applies"), 3_000);
     assert_eq!(started.elapsed(), Duration::ZERO, "refused by position");
+}
+
+/// Clients of axum's extractors see errors of the inner body as without the layer, and nothing of the server's causes.
+#[tokio::test(start_paused = true)]
+async fn extractors_answer_nothing_about_the_server() {
+    async fn post<L>(path: &str, limiter: L, body: axum::body::Body) -> (u16, String)
+    where
+        L: tower_ratelimit::Limiter<Key> + Clone,
+    {
+        let echo = axum::routing::post(async |body: Bytes| body);
+        let mut app = axum::Router::new().route("/{key}", echo).layer(PacingLayer::uploads(key_of, limiter));
+        let request = Request::post(path).body(body).expect("a request");
+        let response = app.as_service::<axum::body::Body>().oneshot(request).await.expect("a response");
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (status, String::from_utf8_lossy(&body).into_owned())
+    }
+
+    let body = || axum::body::Body::from("too long");
+    let unlimited = StubLimiter::from_policy(Verdict::Allowed);
+    assert_eq!(post("/1", unlimited.clone(), body()).await, (200, "too long".to_owned()));
+    for (path, limiter) in [("/1", StubLimiter::failing()), ("/missing", unlimited.clone())] {
+        let (status, text) = post(path, limiter, body()).await;
+        assert!(status == 400 && text.ends_with(": the rate limiter let no more of the body pass"), "{text}");
+    }
+    let limited = axum::body::Body::new(http_body_util::Limited::new(Full::new(Bytes::from_static(b"too long")), 3));
+    assert_eq!(post("/1", unlimited, limited).await.0, 413);
 }
 
 /// A hundred streams without data: no decision and no wake-up.
