@@ -92,9 +92,9 @@ pub(super) struct KeptFree {
 }
 
 impl KeptFree {
-    /// Returns whether a key satisfies the condition, as [`Rule::applies`] does.
+    /// Returns whether a key satisfies the condition. A part that it lacks has none of the values.
     pub(super) fn applies(&self, key: &RequestKey) -> bool {
-        may_hold(&self.tests, key)
+        self.tests.iter().all(|test| key.get(&test.part).map_or(test.is_negated, |value| test.holds(value)))
     }
 }
 
@@ -131,14 +131,14 @@ impl Rule {
         read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
     ) -> Extracted<()> {
         let mut missing: Option<MissingKey> = None;
-        match read_tests(&self.when, key, read) {
+        match read_tests(&self.when, false, key, read) {
             Extracted::Key(false) => return Extracted::Key(()),
             Extracted::Key(true) => {}
             Extracted::Missing(reason) => missing = Some(reason),
             Extracted::Exempt => return Extracted::Exempt,
         }
         for kept_free in &self.kept_free {
-            match read_tests(&kept_free.tests, key, read) {
+            match read_tests(&kept_free.tests, true, key, read) {
                 Extracted::Key(_) => {}
                 Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
                 Extracted::Exempt => return Extracted::Exempt,
@@ -159,7 +159,7 @@ impl Rule {
     /// A part that the key lacks does not matter: the key is an application's, or of a request that was read before the
     /// limits were replaced, which must not pass without a limit.
     pub(super) fn applies(&self, key: &RequestKey) -> bool {
-        may_hold(&self.when, key)
+        self.when.iter().all(|test| key.get(&test.part).is_none_or(|value| test.holds(value)))
     }
 
     /// Returns the parts by which the limit counts. Keys that lack one of them share a count.
@@ -173,9 +173,10 @@ impl Rule {
 }
 
 /// Reads the parts of a condition. Returns whether it holds, or what is missing, unless another part shows that the condition
-/// does not hold.
+/// does not hold. With `may_be_absent` a part that the client has not sent has none of the values.
 fn read_tests(
     tests: &[Test],
+    may_be_absent: bool,
     key: &mut RequestKey,
     read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
 ) -> Extracted<bool> {
@@ -184,16 +185,16 @@ fn read_tests(
         match key.get_or_read(&test.part, read) {
             Extracted::Key(value) if test.holds(&value) => {}
             Extracted::Key(_) => return Extracted::Key(false),
+            Extracted::Missing(reason) if may_be_absent && !reason.is_unusable() && !reason.is_server_error() => {
+                if !test.is_negated {
+                    return Extracted::Key(false);
+                }
+            }
             Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
             Extracted::Exempt => return Extracted::Exempt,
         }
     }
     missing.map_or(Extracted::Key(true), Extracted::Missing)
-}
-
-/// Returns whether no part that the key has shows that a condition does not hold.
-fn may_hold(tests: &[Test], key: &RequestKey) -> bool {
-    tests.iter().all(|test| key.get(&test.part).is_none_or(|value| test.holds(value)))
 }
 
 /// Returns the reason that decides: an unusable part is never exempt.

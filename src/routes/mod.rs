@@ -25,8 +25,8 @@
 //!
 //! | Part | Value |
 //! |---|---|
-//! | `address` | the key of the extractor in [`RequestParts::new`]: the peer's or the client's address |
-//! | `user` | the key of the extractor in [`RequestParts::user`] |
+//! | `address` | the key of the extractor in [`RequestParts::new`]: the peer's or the client's address. In conditions, an IPv6 address is the first one of its prefix (/64 unless set): `2001:db8::` |
+//! | `user` | the key of the extractor in [`RequestParts::user`]. In conditions, a number or a text |
 //! | `basic-user` | the user name of Basic credentials, as a keyed hash |
 //! | `method` | the method; HEAD counts as GET |
 //! | `route` | axum's route with the prefixes of nested routers, such as `/users/{id}`; `no route` for the fallback and `nest_service` |
@@ -36,10 +36,11 @@
 //!
 //! # Requests without a part
 //!
-//! A limit that applies to a request needs the parts of `by`, and the parts of its conditions unless another part shows that
-//! a condition does not hold. If the request lacks one of them, the layer rejects it like any request with a
+//! A limit that applies to a request needs the parts of `by`, and the parts of `when` unless another part shows that
+//! the condition does not hold. If the request lacks one of them, the layer rejects it like any request with a
 //! [missing key](crate::key::MissingKey): a request without a user never passes, and never shares a count with others. In
-//! a layer outside of the router every request lacks the route, which is status 500.
+//! a layer outside of the router every request lacks the route, which is status 500. For `keep_free` a part that the client
+//! has not sent has none of the values.
 //!
 //! A route whose name is wrong matches no request, so its limit never applies. [`RouteLimits::unmatched_routes`] returns
 //! these routes, and [`RouteLimits::watch`] reports them.

@@ -1,10 +1,12 @@
 use std::hash::{Hash, Hasher};
+use std::net::IpAddr;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
 use http::HeaderName;
 
-use crate::key::{Credential, KeyText, NO_ROUTE, Pepper};
+use super::key::text_of;
+use crate::key::{Credential, Host, KeyText, NO_ROUTE, Pepper};
 
 /// A part of a request, with its name in a file. Parts of one name are equal.
 #[derive(Clone, Debug)]
@@ -91,6 +93,12 @@ impl Part {
         let fingerprint = match &self.source {
             Source::BasicUser(credential) | Source::HeaderOrCookie(credential) => credential.key_of(text),
             Source::Host => return KeyText::from(&*text.to_ascii_lowercase()),
+            Source::Address => match text.parse::<IpAddr>() {
+                Ok(address) => return text_of(&address.to_canonical()),
+                // A keyed hash.
+                Err(_) => return text_of(&text),
+            },
+            Source::User => return text_of(&text),
             _ => return KeyText::from(text),
         };
         KeyText::from(&*fingerprint.to_string())
@@ -110,6 +118,13 @@ impl Part {
                 Some("axum names parameters in braces; write \"/users/{id}\" or \"/files/{*path}\"")
             }
             Source::Path if !text.starts_with('/') => Some("paths begin with a slash; write it as in \"/login\""),
+            Source::Path if text.contains(['?', '#']) => Some("paths have no query; write it as in \"/login\""),
+            Source::Host if !Host::is_name(text) => {
+                Some("hosts have no port and no dot at the end; write it as in \"api.example.org\"")
+            }
+            Source::Address if text.contains(['.', ':', '/']) && text.parse::<IpAddr>().is_err() => Some(
+                "a condition names keys of addresses; write one address, of IPv6 the first one of its prefix (/64 by default)",
+            ),
             _ => None,
         }
     }

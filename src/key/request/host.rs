@@ -41,6 +41,12 @@ impl Host {
         Self { with_port: true }
     }
 
+    /// Returns whether a text can be the name of a host as the key has it, but for upper case.
+    #[cfg(feature = "serde")]
+    pub(crate) fn is_name(text: &str) -> bool {
+        split_port(text.as_bytes()).is_some_and(|(name, _)| name.len() == text.len())
+    }
+
     fn normalised(self, (name, port): (&[u8], Option<u16>)) -> Option<KeyText> {
         let mut text = [0; MAX_LEN];
         let mut len = name.len();

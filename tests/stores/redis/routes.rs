@@ -2,7 +2,7 @@
 //! request as the layer does, in memory and in Redis.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::Router;
 use axum::body::Body;
@@ -16,9 +16,9 @@ use tower_ratelimit::{ExtractKey, Memory, PeerIp};
 use crate::random::Random;
 use crate::server::Server;
 
-/// The user that an outer layer inserts. 0 stands for a user that an application cannot use.
+/// The user that an outer layer inserts. An empty name stands for a user that an application cannot use.
 #[derive(Clone)]
-struct User(u64);
+struct User(&'static str);
 
 /// What the model knows of a request: the value of each part, or the status of a request without the part.
 type Parts = BTreeMap<&'static str, Result<String, u16>>;
@@ -45,12 +45,13 @@ const PATHS: [(&str, &str); 5] = [
 ];
 const METHODS: [(&str, &str); 4] = [("GET", "GET"), ("HEAD", "GET"), ("POST", "POST"), ("DELETE", "DELETE")];
 const BY: [&str; 7] = ["address", "method", "route", "path", "host", "user", "header:x-tenant"];
-const VALUES: [(&str, &[&str]); 6] = [
+const VALUES: [(&str, &[&str]); 7] = [
+    ("address", &["192.0.2.1", "::ffff:192.0.2.2", "2001:db8::"]),
     ("method", &["GET", "POST", "DELETE", "PATCH"]),
     ("route", &["/a", "/users/{id}", "/n/m/c", "no route", "/never"]),
     ("path", &["/a", "/users/2", "/n/m/c"]),
     ("host", &["one.test", "TWO.test"]),
-    ("user", &["1", "2"]),
+    ("user", &["1", "auth0|1", "two words"]),
     ("header:x-tenant", &["red", "blue"]),
 ];
 
@@ -87,7 +88,11 @@ impl Rule {
             Err(statuses) => missing.extend(statuses),
         }
         if let Some((units, when)) = &self.kept {
-            match holds(when, parts) {
+            // A part that the client has not sent has none of the values.
+            let sent = |part: &&str| parts[part] != Err(400);
+            let (sent, absent): (When, When) = when.iter().cloned().partition(|(part, ..)| sent(part));
+            let none_holds = absent.iter().any(|(_, is_negated, _)| !is_negated);
+            match if none_holds { Ok(false) } else { holds(&sent, parts) } {
                 Ok(holds) => kept_free = if holds { *units } else { 0 },
                 Err(statuses) => missing.extend(statuses),
             }
@@ -125,7 +130,10 @@ fn holds(when: &When, parts: &Parts) -> Result<bool, BTreeSet<u16>> {
     for (part, is_negated, values) in when {
         match &parts[part] {
             Ok(value) => {
-                let is_listed = values.iter().any(|listed| listed.eq_ignore_ascii_case(value));
+                let is_listed = values.iter().any(|listed| {
+                    let address = || Some(listed.parse::<IpAddr>().ok()?.to_canonical().to_string());
+                    listed.eq_ignore_ascii_case(value) || address().is_some_and(|address| address == *value)
+                });
                 if is_listed == *is_negated {
                     return Ok(false);
                 }
@@ -182,8 +190,15 @@ fn request(random: &mut Random) -> (Request<Body>, Parts, u16) {
     let ((path, route), (method, counted)) = (random.choose(&PATHS), random.choose(&METHODS));
     let mut parts: Parts = BTreeMap::from([("method", Ok(counted.to_owned())), ("route", Ok(route.to_owned()))]);
     parts.insert("path", Ok(path.to_owned()));
-    let address = SocketAddr::from(([192, 0, 2, u8::try_from(1 + random.below(2)).expect("a byte")], 4711));
-    parts.insert("address", Ok(address.ip().to_string()));
+    // The addresses of a client, and its key.
+    let (address, key) = random.choose(&[
+        ("192.0.2.1", "192.0.2.1"),
+        ("192.0.2.2", "192.0.2.2"),
+        ("2001:db8::1", "2001:db8::"),
+        ("2001:db8::2", "2001:db8::"),
+    ]);
+    let address = SocketAddr::new(address.parse().expect("an address"), 4711);
+    parts.insert("address", Ok(key.to_owned()));
     let mut builder = Request::builder().uri(path).method(Method::from_bytes(method.as_bytes()).expect("a method"));
     builder = builder.extension(address);
     let host = random.choose(&["one.test", "One.Test:80", "two.test", ""]);
@@ -192,13 +207,11 @@ fn request(random: &mut Random) -> (Request<Body>, Parts, u16) {
     if !host.is_empty() {
         builder = builder.header("host", host);
     }
-    let user = random.below(4);
-    parts.insert("user", if user == 3 { Err(400) } else { Ok(user.to_string()) });
-    if user < 3 {
+    let user = random.choose(&[Some("1"), Some("auth0|1"), Some("two words"), Some("\u{e9}"), Some(""), None]);
+    let known = user.filter(|user| !user.is_empty()).map(str::to_owned);
+    parts.insert("user", known.ok_or(if user.is_some() { 403 } else { 400 }));
+    if let Some(user) = user {
         builder = builder.extension(User(user));
-    }
-    if user == 0 {
-        parts.insert("user", Err(403));
     }
     let tenant = random.choose(&["red", "blue", "green", ""]);
     parts.insert("header:x-tenant", if tenant.is_empty() { Err(400) } else { Ok(tenant.to_owned()) });
@@ -209,15 +222,15 @@ fn request(random: &mut Random) -> (Request<Body>, Parts, u16) {
     (builder.body(Body::empty()).expect("a request"), parts, status)
 }
 
-fn user_of(request: &Request<Body>) -> Extracted<u64> {
+fn user_of(request: &Request<Body>) -> Extracted<&'static str> {
     match request.extensions().get::<User>() {
-        Some(User(0)) => Extracted::Missing(MissingKey::from_server("a user that cannot be used")),
+        Some(User("")) => Extracted::Missing(MissingKey::from_server("a user that cannot be used")),
         Some(user) => Extracted::Key(user.0),
         None => Extracted::Missing(MissingKey::from_request("no user")),
     }
 }
 
-fn parts() -> RequestParts<PeerIp, impl ExtractKey<Request<Body>, Key = u64> + Clone + Send + Sync + 'static> {
+fn parts() -> RequestParts<PeerIp, impl ExtractKey<Request<Body>, Key = &'static str> + Clone + Send + Sync + 'static> {
     RequestParts::new(PeerIp::new()).user(user_of).pepper(Pepper::new(&[7; 32]).expect("a pepper"))
 }
 
