@@ -184,7 +184,7 @@ impl Escalation {
 
     /// Returns whether a key has more denials than allowed, by the decision on [`denial`](Self::denial).
     pub(crate) fn is_exceeded(counted: &Decision) -> bool {
-        counted.retry_after().is_some() && counted.source() != DecisionSource::NoLimit
+        !counted.is_allowed() && counted.source() != DecisionSource::NoLimit
     }
 
     /// Returns which block of the key this one is, from 1, by the decision on [`block`](Self::block). `None` if another

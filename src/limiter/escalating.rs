@@ -48,8 +48,9 @@ use crate::observe::{Event, Observer, Observers};
 /// the limit.
 ///
 /// If the limiter has no such limit, or if the limit denies no request, each decision is an error that lists the limits to
-/// name: a [shadow](crate::Limit::shadow) and a guaranteed [share](crate::Limit::guarantee) never deny. The limits of a
-/// limiter of your own are not checked.
+/// name: a [shadow](crate::Limit::shadow) and a guaranteed [share](crate::Limit::guarantee) never deny. The limits are read
+/// until the limit is found: if `replace` removes it later, no denial counts. The limits of a limiter of your own are not
+/// checked.
 ///
 /// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
 /// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
@@ -98,35 +99,38 @@ struct Shared<L, C> {
     limiter: L,
     counts: C,
     escalation: Escalation,
-    /// What is wrong with the limit of the escalation.
-    problem: OnceLock<Option<String>>,
+    /// Set when the limiter has the limit of the escalation, and the limit can deny.
+    is_checked: OnceLock<()>,
 }
 
 impl<L, C> Escalating<L, C> {
     /// Escalates denials of `limiter`. `counts` has the limits [`Escalation::limits`] or [`Escalation::limits_by`].
     pub fn new(limiter: L, counts: C, escalation: Escalation) -> Self {
-        let shared = Shared { limiter, counts, escalation, problem: OnceLock::new() };
+        let shared = Shared { limiter, counts, escalation, is_checked: OnceLock::new() };
         Self { shared: Arc::new(shared), observers: Observers::default() }
     }
 
-    /// Returns an error if the limit of the escalation never denies. The limits are read with the first key.
+    /// Returns an error if the limit of the escalation never denies. The limits are read until the limit is found.
     fn check_limit<Key: ?Sized>(&self, key: &Key) -> Result<(), Error>
     where
         L: Limiter<Key>,
     {
-        let problem = self.shared.problem.get_or_init(|| {
-            let (mut limits, escalated) = (Vec::new(), self.shared.escalation.limit());
-            let mut visit = |name: &str, denies| limits.push((name.to_owned(), denies));
-            self.shared.limiter.limits_of(key, &mut LimitsOfKey::all(&mut visit));
-            let cause = match limits.iter().find(|(name, _)| name == escalated) {
-                Some((_, false)) => "a shadow or a guaranteed share denies no request",
-                None if !limits.is_empty() => "the limiter has no limit of this name",
-                _ => return None,
-            };
-            let denying: Vec<_> = limits.iter().filter(|(_, denies)| *denies).map(|(name, _)| name).collect();
-            Some(format!("escalation of limit {escalated:?}: {cause}; name one of {denying:?}"))
-        });
-        problem.as_ref().map_or(Ok(()), |problem| Err(Error::config(problem.clone())))
+        if self.shared.is_checked.get().is_some() {
+            return Ok(());
+        }
+        let (mut limits, escalated) = (Vec::new(), self.shared.escalation.limit());
+        let mut visit = |name: &str, denies| limits.push((name.to_owned(), denies));
+        self.shared.limiter.limits_of(key, &mut LimitsOfKey::all(&mut visit));
+        let cause = match limits.iter().find(|(name, _)| name == escalated) {
+            Some((_, false)) => "a shadow or a guaranteed share denies no request",
+            None if !limits.is_empty() => "the limiter has no limit of this name",
+            _ => {
+                let _ = self.shared.is_checked.set(());
+                return Ok(());
+            }
+        };
+        let denying: Vec<_> = limits.iter().filter(|(_, denies)| *denies).map(|(name, _)| name).collect();
+        Err(Error::config(format!("escalation of limit {escalated:?}: {cause}; name one of {denying:?}")))
     }
 
     /// Adds an observer, which receives an [`Escalated`](Event::Escalated) for each block.

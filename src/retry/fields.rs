@@ -58,9 +58,12 @@ pub(super) struct Statement {
 }
 
 impl Statement {
-    /// Reads all fields.
+    /// Reads all fields, unless a cache has stored them.
     pub(super) fn read(headers: &HeaderMap) -> Self {
         let mut statement = Self::default();
+        if is_stored(headers) {
+            return statement;
+        }
         for Fields { remaining, time, unit } in TABLE.iter() {
             let mut times = values(headers, time, |text| read_time(text, *unit, headers));
             let Some(name) = remaining else {
@@ -159,7 +162,7 @@ impl Statement {
 }
 
 /// Whether a cache has stored the response: its fields speak of another time, and maybe of another client.
-pub(super) fn is_stored(headers: &HeaderMap) -> bool {
+fn is_stored(headers: &HeaderMap) -> bool {
     headers.get(header::AGE).is_some_and(|age| age.as_bytes().iter().any(|byte| (b'1'..=b'9').contains(byte)))
 }
 

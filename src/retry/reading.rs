@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
 
-use super::fields::{Statement, is_stored};
+use super::fields::Statement;
 use super::hint::RetryHint;
 
 /// What a response says about the limits of its server: the retry policy and gates read the same.
@@ -35,7 +35,6 @@ impl Reading {
             _ => match grpc_hint(headers) {
                 RetryHint::After(wait) => Self::Rejected(Some(wait)),
                 RetryHint::Backoff => Self::Rejected(None),
-                RetryHint::None if is_stored(headers) => Self::Served { remaining: None, exhausted_for: None },
                 RetryHint::None => {
                     Self::Served { remaining: statement.remaining(), exhausted_for: statement.exhausted_for() }
                 }

@@ -339,6 +339,9 @@ fn fields_of_servers_are_read() {
     // Fields that a cache has stored.
     assert_eq!(told(200, &[("age", "5"), brief]), GateSignal::Served { remaining: None });
     assert_eq!(told(200, &[("age", "0"), brief]), GateSignal::Served { remaining: Some(0) });
+    assert_eq!(told(429, &[("age", "5"), ("retry-after", "120")]), GateSignal::Rejected(None));
+    assert_eq!(told(503, &[("age", "110"), ("retry-after", "120")]), GateSignal::Served { remaining: None });
+    assert_eq!(told(403, &[("age", "3000"), (remaining, "0"), (reset, "1")]), GateSignal::Served { remaining: None });
     // Only a limit that is exceeded states its time.
     assert_eq!(told(429, &[(reset, "30")]), rejected(30));
     assert_eq!(
