@@ -84,8 +84,8 @@
 //! - **Bounded memory**: [`max_keys`](MemoryBuilder::max_keys) bounds the table. Below that bound no key is evicted.
 //!   There is no background thread.
 //! - **Low overhead**: a decision on one key in memory takes some tens of nanoseconds, and allocates nothing. (New keys,
-//!   sliding logs, ids, and long lists with shadows or marks allocate.) [Performance](guide::performance)
-//!   compares other limiters.
+//!   sliding logs, fixed windows of several periods on one key, ids, and long lists with shadows or marks allocate.)
+//!   [Performance](guide::performance) compares other limiters.
 //! - **All or nothing**: if one of several limits denies a request, none is charged.
 //! - **A missing key is not an exemption**: a client cannot lift a limit by omitting or repeating a header field.
 //! - **Client-supplied headers are never trusted** unless you [configure](key::TrustedProxies) your proxies. Secrets are

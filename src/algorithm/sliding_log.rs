@@ -20,7 +20,8 @@ use crate::quota::Quota;
 ///   `retry_after` is the time until enough of the oldest hits are one period old; `reset` is the time until the
 ///   newest hit is. A hit counts until exactly one period after it.
 /// - **State**: 16 bytes per hit on the heap, at most `limit` hits; hits in the same microsecond share an entry. Of a
-///   usage above the limit, the oldest hits count with the hit after them. No other algorithm allocates when it decides.
+///   usage above the limit, the oldest hits count with the hit after them. A present key of another algorithm allocates
+///   only if it has fixed windows of several periods.
 ///   [`MemoryBuilder::max_heap_bytes`](crate::MemoryBuilder::max_heap_bytes) bounds the total. In Redis the hits are
 ///   elements of a list.
 /// - **Several periods on one key**: tiers, and two versions of a service during a deployment, may charge one key by
