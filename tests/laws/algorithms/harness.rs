@@ -267,7 +267,7 @@ impl Pair {
     }
 
     /// Takes a step on both, and compares the decisions and a peek before and after it.
-    fn step_and_compare(&mut self, step: Step) -> Result<(), TestCaseError> {
+    pub(crate) fn step_and_compare(&mut self, step: Step) -> Result<(), TestCaseError> {
         let now = self.subject.now();
         let op = self.resolve(step);
         if let Op::Acquire(options) | Op::Hold(options) = op {
