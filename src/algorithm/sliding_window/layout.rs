@@ -153,14 +153,18 @@ pub(super) fn write_rings(state: &mut Counters, at: u64, rings: &mut [Option<(La
 
 /// Returns when a ring of this layout fits into the state, if none of the state has the layout, and there is no place.
 pub(super) fn full_until(state: &[u64], at: u64, own: Layout) -> Option<u64> {
-    let (mut words, mut count, mut first_idle) = (HEAD + index(own.kept()), 0, u64::MAX);
-    for (layout, ring) in rings(state, at) {
+    let (mut words, mut full_until) = (HEAD + index(own.kept()), None);
+    for (place, (layout, ring)) in rings(state, at).enumerate() {
         if layout == own {
             return None;
         }
-        (words, count, first_idle) = (words + ring.len(), count + 1, first_idle.min(ring[0]));
+        words += ring.len();
+        // Of the rings that are idle last, the first one that does not fit beside the new ring: all later rings are idle by then.
+        if place + 1 == MAX_RINGS || words > Counters::MAX_WORDS {
+            full_until = full_until.or(Some(ring[0]));
+        }
     }
-    (count > 0 && (count == MAX_RINGS || words > Counters::MAX_WORDS)).then_some(first_idle)
+    full_until
 }
 
 /// Converts a number of at most 61, the maximum number of blocks that count.

@@ -56,9 +56,9 @@ use crate::quota::Quota;
 /// state then has a ring of `N + 1` counts and 6 words for each of them:
 ///
 /// 1. A request counts its own ring. A charge counts in all rings.
-/// 2. A period whose ring does not exist yet, or has become idle, takes over the usage from the ring of another period, by
-///    the shortest time that covers its own. A block counts from its start on, or from its first hit if it is the newest
-///    block, and no longer than in the other ring.
+/// 2. A period without a ring takes over the usage from the ring of another period, by the shortest time that covers its
+///    own. A block counts from its start on, or from its first hit if it is the newest block, and no longer than in the other
+///    ring.
 ///
 /// So your requests keep the bound of their own limit, whatever other limits charge; a request with less usage than its
 /// limit in its own period (and one block) is not denied; and a change of quota keeps the usage, but for blocks that are
@@ -229,7 +229,8 @@ impl SlidingWindow {
         let snapshot = self.snapshot_of(&totals, || view.live(), now);
         let Some(full_until) = view.full_until(state) else { return snapshot };
         let snapshot = snapshot.compute();
-        let admits_at = self.admits_at(totals.at, snapshot.limit - 1, totals.used, view.live()).max(full_until);
+        let admits_at =
+            self.admits_at(totals.at, snapshot.limit.saturating_sub(1), totals.used, view.live()).max(full_until);
         let reset = snapshot.reset.max(Duration::from_micros(full_until - now));
         snapshot
             .with_remaining(0)

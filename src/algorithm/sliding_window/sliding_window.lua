@@ -21,37 +21,40 @@ local function is_valid(s)
   return s[7] % 1 == 0 and s[7] < MAX_RINGS
 end
 
--- Returns the rings that are not idle, and the time at which to decide. The ring that is idle last is first.
+-- Returns all rings, the number of rings that are not idle, and the time at which to decide. The ring that is idle last is
+-- first.
 local function read_rings(s, now, p)
-  local rings, at, base = {}, s[3], 8
+  local rings, live, at, base = {}, 0, s[3], 8
   if at < now then
     at = now
   elseif at - now > p[2] * (p[3] + 1) then
-    return rings, now
+    return rings, live, now
   end
   local ring = { idle_at = s[1], newest = s[2], width = s[4], kept = s[5], first_at = s[6], base = base }
   for i = 1, s[7] + 1 do
-    if ring.idle_at <= at then
-      break
-    end
     rings[i] = ring
+    if ring.idle_at > at then
+      live = i
+    end
     base = ring.base + ring.kept
     ring = {
       idle_at = s[base], newest = s[base + 1], width = s[base + 2], kept = s[base + 3], first_at = s[base + 4],
       base = base + 5,
     }
   end
-  return rings, at
+  return rings, live, at
 end
 
--- Returns the ring of a window, else the ring from which the window takes over the usage; and whether it is the window's
--- own. Of other rings that with the shortest time that covers the window, else that with the longest time.
-local function choose(rings, width, kept)
+-- Returns the ring of a window, else the ring from which the window takes over the usage, nil if that ring is idle; and
+-- whether it is the window's own. Of other rings that with the shortest time that covers the window, else that with the
+-- longest time.
+local function choose(rings, at, width, kept)
   local span, best, best_span = width * kept, nil, nil
   for i = 1, #rings do
     local ring = rings[i]
     if ring.width == width and ring.kept == kept then
-      return ring, true
+      best, best_span = ring, span
+      break
     end
     local own = ring.width * ring.kept
     local better = not best
@@ -64,7 +67,10 @@ local function choose(rings, width, kept)
       best, best_span = ring, own
     end
   end
-  return best, false
+  if best and best.idle_at > at then
+    return best, best.width == width and best.kept == kept
+  end
+  return nil, false
 end
 
 -- Returns the blocks of a ring that count for a window, oldest first: their number, the block of the window in which each
@@ -93,13 +99,15 @@ local function read_blocks(s, ring, at, width, kept)
 end
 
 -- Returns when a ring of the window fits into the state, nil if it does now.
-local function full_until(rings, kept)
-  local words, first_idle = HEAD + kept, nil
-  for i = 1, #rings do
+local function full_until(rings, live, kept)
+  local words = HEAD + kept
+  for i = 1, live do
     words = words + HEAD + rings[i].kept
-    first_idle = rings[i].idle_at
+    -- The first ring that does not fit beside the new ring. All later rings are idle by then.
+    if i == MAX_RINGS or words > MAX_WORDS then
+      return rings[i].idle_at
+    end
   end
-  return (#rings == MAX_RINGS or words > MAX_WORDS) and first_idle
 end
 
 local function peek(s, now, max_delay, p)
@@ -107,8 +115,8 @@ local function peek(s, now, max_delay, p)
   if cost > limit then
     return -1
   end
-  local rings, at = read_rings(s, now, p)
-  local ring, is_own = choose(rings, width, p[3] + 1)
+  local rings, live_rings, at = read_rings(s, now, p)
+  local ring, is_own = choose(rings, at, width, p[3] + 1)
   local live, blocks, expiry, counts = read_blocks(s, ring, at, width, p[3] + 1)
   local capacity, used = limit - cost, 0
   for i = 1, live do
@@ -135,8 +143,8 @@ local function peek(s, now, max_delay, p)
     end
     used, from, i = used - counts[i], expiry[i], i + 1
   end
-  if ring and not is_own and cost > 0 then
-    from = max(from, full_until(rings, p[3] + 1) or 0)
+  if not is_own and cost > 0 then
+    from = max(from, full_until(rings, live_rings, p[3] + 1) or 0)
   end
   return from > at and from - now or 0
 end
@@ -166,13 +174,13 @@ local function charged(s, ring, is_own, at, width, kept, cost)
 end
 
 local function charge(s, now, cost, p)
-  local rings, at = read_rings(s, now, p)
+  local rings, live, at = read_rings(s, now, p)
   local width, kept, changed = p[2], p[3] + 1, {}
-  local own, is_own = choose(rings, width, kept)
-  if not own or is_own or not full_until(rings, kept) then
+  local own, is_own = choose(rings, at, width, kept)
+  if is_own or not full_until(rings, live, kept) then
     changed[1] = charged(s, own, is_own, at, width, kept, cost)
   end
-  for i = 1, #rings do
+  for i = 1, live do
     local ring = rings[i]
     if ring ~= own or not is_own then
       local next, place = charged(s, ring, true, at, ring.width, ring.kept, cost), #changed + 1

@@ -38,7 +38,9 @@ impl<'a> View<'a> {
             let covers = span >= layout.max_reset();
             (written != layout, !covers, if covers { span } else { u64::MAX - span })
         };
-        let ring = rings(state, at).filter(|_| counts_state).min_by_key(rank);
+        let counts_any = counts_state && state.first().is_some_and(|idle_at| *idle_at > at);
+        // Also of idle rings: otherwise another ring would be read as soon as this ring is idle, and denials would last longer.
+        let ring = rings(state, 0).filter(|_| counts_any).min_by_key(rank).filter(|(_, ring)| ring[0] > at);
         let (written, newest, first_at, counts) = match ring {
             Some((written, &[_, newest, _, _, _, first_at, ref counts @ ..])) => (written, newest, first_at, counts),
             _ => (layout, 0, 0, &[][..]),

@@ -90,14 +90,15 @@ impl Rings {
 
     /// Returns the hits that count from now on.
     fn counted(&self, now: u64) -> Vec<Counted> {
-        let (at, rings) = self.at(now);
+        let (at, live) = self.at(now);
         let own = self.blocks;
-        let rank = |ring: &&&Ring| {
+        let rank = |ring: &&Ring| {
             let span = ring.blocks.span();
             let covers = span >= own.span();
             (ring.blocks != own, !covers, if covers { span } else { u64::MAX - span })
         };
-        let Some(ring) = rings.iter().min_by_key(rank) else { return Vec::new() };
+        let ring = self.rings.iter().min_by_key(rank).filter(|ring| !live.is_empty() && ring.idle_at() > at);
+        let Some(ring) = ring else { return Vec::new() };
         let newest = self.newest / ring.blocks.width;
         let hits = ring.hits.iter().map(|&(time, weight)| {
             let block = time / ring.blocks.width;
@@ -111,13 +112,17 @@ impl Rings {
 
     /// Returns when there is a place for the ring of the present terms.
     fn full_until(&self, now: u64) -> Option<u64> {
-        let (_, rings) = self.at(now);
+        let (at, rings) = self.at(now);
         if rings.is_empty() || rings.iter().any(|ring| ring.blocks == self.blocks) {
             return None;
         }
-        let words: u64 = rings.iter().map(|ring| ring.blocks.words()).sum();
-        let is_full = rings.len() == 4 || words + self.blocks.words() > 134;
-        is_full.then(|| rings.iter().map(|ring| ring.idle_at()).min()).flatten()
+        let fits = |moment: u64| {
+            let left = rings.iter().filter(|ring| ring.idle_at() > moment);
+            let words: u64 = left.clone().map(|ring| ring.blocks.words()).sum();
+            left.count() < 4 && words + self.blocks.words() <= 134
+        };
+        let idle_times = rings.iter().map(|ring| ring.idle_at()).filter(|moment| fits(*moment));
+        if fits(at) { None } else { idle_times.min() }
     }
 
     /// Returns the usage, times the width of a block.
