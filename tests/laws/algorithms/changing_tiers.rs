@@ -257,7 +257,7 @@ fn assert_snapshot_exact(subject: &Subject) -> Result<(), TestCaseError> {
     let (now, then) = (subject.now(), snapshot(subject));
     let at = |span: u64| subject.peek_at(now + span, AcquireOptions::cost(then.limit).detail(Detail::All));
     let (reset, next_token_after) = (micros(then.reset), micros(then.next_token_after));
-    let unused = LimitSnapshot::new(then.limit, then.window);
+    let unused = then.with_remaining(then.limit).with_reset(ticks(0)).with_next_token_after(ticks(0));
     prop_assert_eq!(reset == 0 || then.limit == 0, then.remaining == then.limit, "{:?}", then);
     prop_assert_eq!(at(reset).limits()[0].snapshot(), unused, "after the reset of {:?}", then);
     prop_assert_eq!(at(reset).verdict(), Verdict::Allowed, "after the reset of {:?}", then);
