@@ -12,14 +12,12 @@ use axum::routing::get;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::Grpc;
 use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer};
 
-use crate::grpc::support::{Counting, check_request, connect, listen};
+use crate::grpc::support::{Counting, check_request, connect, listen, serve};
 use crate::tasks::{Task, spawn};
 
 const MAX_WAIT: Duration = Duration::from_millis(3500);
@@ -92,10 +90,7 @@ async fn grpc_calls_that_were_cancelled_do_not_delay_the_next() {
     let observed = waits.clone();
     let layer = RateLimitLayer::new(Global, Memory::new(LIMIT)).responder(Grpc::new()).max_wait(MAX_WAIT);
     let layer = layer.observe(move |event: &Event<'_>| observed.observe(event));
-    let (listener, address) = listen().await;
-    let server = Server::builder().layer(layer).add_service(Counting::default().service());
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-    let client = connect(address).await;
+    let client = connect(serve(Counting::default().routes().layer(layer)).await).await;
     let call = || {
         let mut client = client.clone();
         async move { client.check(check_request("")).await }

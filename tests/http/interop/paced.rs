@@ -11,13 +11,11 @@ use axum::response::sse::{Event as SseEvent, Sse};
 use axum::routing::get;
 use futures_util::stream;
 use tokio::sync::mpsc;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tower_ratelimit::observe::{Direction, Event};
 use tower_ratelimit::pacing::PacingLayer;
 use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, TokenBucket};
 
-use crate::grpc::support::{Counting, check_request, connect, listen};
+use crate::grpc::support::{Counting, check_request, connect, listen, serve};
 use crate::tasks::spawn;
 
 type Events = Arc<Mutex<mpsc::UnboundedReceiver<String>>>;
@@ -74,10 +72,7 @@ async fn grpc_messages_are_whole_and_a_quota_ends_a_call_with_a_status() {
     let rate = || Memory::new(TokenBucket::new(Quota::per_second(1_000)).burst(10));
     let downloads = PacingLayer::downloads(PeerIp::new(), rate()).observe(observer.clone());
     let uploads = PacingLayer::uploads(PeerIp::new(), rate()).observe(observer);
-    let (listener, address) = listen().await;
-    let server = Server::builder().layer(downloads).layer(uploads).add_service(Counting::default().service());
-    let server = spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-    let mut client = connect(address).await;
+    let mut client = connect(serve(Counting::default().routes().layer(uploads).layer(downloads)).await).await;
     let mut stream = client.watch(check_request("a name of 23 characters")).await.expect("a stream").into_inner();
     for _ in 0..2 {
         assert!(stream.message().await.expect("a message").is_some());
@@ -85,16 +80,12 @@ async fn grpc_messages_are_whole_and_a_quota_ends_a_call_with_a_status() {
     assert!(stream.message().await.expect("the status is OK").is_none());
     // A message has five bytes before it, and a field two: the status has one byte, the name 23.
     assert_eq!(*bytes.lock().expect("no panic"), [2 * (5 + 2), 5 + 2 + 23]);
-    server.abort();
 
     let quota = Memory::new(FixedWindow::new(Quota::per_hour(8)));
     let layer = PacingLayer::downloads(PeerIp::new(), quota).max_wait(Duration::from_secs(1));
-    let (listener, address) = listen().await;
-    let server = Server::builder().layer(layer).add_service(Counting::default().service());
-    let server = spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let address = serve(Counting::default().routes().layer(layer)).await;
     let mut stream = connect(address).await.watch(check_request("")).await.expect("a stream").into_inner();
     assert!(stream.message().await.expect("seven of eight bytes").is_some());
     let status = stream.message().await.expect_err("one byte is left");
     assert_ne!(status.code(), tonic::Code::Ok);
-    server.abort();
 }

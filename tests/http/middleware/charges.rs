@@ -3,14 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Limiter, Memory};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Limiter};
 
 use crate::support::{Act, Pool, RemoteLimiter, StubLimiter, TestRequest, limited, per_minute};
 
-type PerMinute = Memory<&'static str, FixedWindow>;
-
 /// Returns the remaining tokens of `key`.
-fn remaining(limiter: &PerMinute, key: &'static str) -> u64 {
+fn remaining(limiter: &BoxLimiter<&'static str>, key: &'static str) -> u64 {
     let peeked = limiter.peek(&key, AcquireOptions::default()).try_ready().expect("memory answers immediately");
     peeked.expect("memory can peek").remaining().expect("a limit was consulted")
 }

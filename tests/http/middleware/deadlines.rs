@@ -9,11 +9,11 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{BoxError, ByContentType, Grpc};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limiter, Quota, RateLimitLayer, TokioClock,
 };
 
 use crate::random::Random;
-use crate::support::{NOTIFICATIONS, ms, page_layer, pages, spawn};
+use crate::support::{self, NOTIFICATIONS, ms, page_layer, pages, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,7 +23,7 @@ fn layer(algorithm: impl Algorithm) -> RateLimitLayer<Global, BoxLimiter<()>, Gr
 }
 
 fn memory(algorithm: impl Algorithm) -> BoxLimiter<()> {
-    BoxLimiter::new(Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limit"))
+    support::memory(algorithm, TokioClock::new())
 }
 
 fn one_per_second() -> Gcra {

@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use http::{Request, Response};
+use http::Request;
 use tokio::time::{Instant, sleep, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
 use tower_ratelimit::response::BoxError;
 use tower_ratelimit::retry::RetryAfter;
 use tower_ratelimit::retry::gate::GateLayer;
-use tower_ratelimit::{Gcra, Http, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::{Gcra, Quota, TokioClock};
 
 use crate::random::Random;
+use crate::support::{Page, memory, page_layer, pages};
 
 /// A server with one limit, and clients that send evenly, each by itself.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ struct Outcome {
     elapsed: Duration,
 }
 
-type Client = BoxCloneService<Request<()>, Response<http_body_util::Full<bytes::Bytes>>, BoxError>;
+type Client = BoxCloneService<Request<()>, Page, BoxError>;
 
 impl World {
     /// One client, or bursts of at least the number of clients.
@@ -64,13 +64,9 @@ impl World {
     }
 
     async fn run(self, gate: bool) -> Outcome {
-        let limiter = Memory::builder(Gcra::new(Quota::new(self.limit, self.period)).burst(self.burst));
-        let limiter = limiter.max_keys(8).clock(TokioClock::new()).build().expect("a limiter");
+        let limiter = memory(Gcra::new(Quota::new(self.limit, self.period)).burst(self.burst), TokioClock::new());
         let rejected = Arc::new(AtomicU64::new(0));
-        let server =
-            RateLimitLayer::new(Global, limiter).responder(Http::new()).layer(service_fn(async |_: Request<()>| {
-                Ok::<_, BoxError>(Response::new(http_body_util::Full::<bytes::Bytes>::default()))
-            }));
+        let server = page_layer(limiter).layer(pages());
         let counted = Arc::clone(&rejected);
         let http = service_fn(move |request: Request<()>| {
             let (server, counted) = (server.clone(), Arc::clone(&counted));

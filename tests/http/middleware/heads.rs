@@ -5,7 +5,6 @@
 //! there is one, is the length of the content that `GET` would have received (section 8.6).
 
 use std::convert::Infallible;
-use std::fmt::Debug;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -14,9 +13,10 @@ use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Incoming};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tower::{Layer, service_fn};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::response::{ByContentType, Grpc, Headers, Rejection, ResetFormat};
+use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, Rejection, ResetFormat};
 use tower_ratelimit::{Error, Http, RateLimitLayer, Respond, Verdict};
 
 use crate::support::{BoxExecutor, StubLimiter, spawn};
@@ -27,15 +27,12 @@ type KeyFn = fn(&Request<Incoming>) -> Extracted<()>;
 /// The answers to requests on one connection.
 type Answers = Vec<Result<(StatusCode, HeaderMap, Bytes), String>>;
 
+/// A service with any body in its responses: the compiler generates the code of hyper's server once.
+type Service = BoxCloneSyncService<Request<Incoming>, Response<axum::body::Body>, Infallible>;
+
 /// Sends one request of each method on one connection, and returns the answers.
-async fn answers<R, B>(version: Version, responder: R, key: KeyFn, limiter: StubLimiter, methods: &[Method]) -> Answers
-where
-    R: Respond<Request<Incoming>, Page, Infallible, Response = Response<B>> + Clone + Send + Sync + 'static,
-    R::Context: Send,
-    B: Body<Data = Bytes, Error: Debug + std::error::Error + Send + Sync> + Send + 'static,
-{
-    let page = service_fn(async |_: Request<Incoming>| Ok::<Page, Infallible>(Response::new(Full::from("hello"))));
-    let service = TowerToHyperService::new(RateLimitLayer::new(key, limiter).responder(responder).layer(page));
+async fn answers(version: Version, service: Service, methods: &[Method]) -> Answers {
+    let service = TowerToHyperService::new(service);
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let (ours, theirs) = (TokioIo::new(ours), TokioIo::new(theirs));
     let request = |method: &Method| {
@@ -91,13 +88,16 @@ async fn check<R, B>(name: &str, responder: R)
 where
     R: Respond<Request<Incoming>, Page, Infallible, Response = Response<B>> + Clone + Send + Sync + 'static,
     R::Context: Send,
-    B: Body<Data = Bytes, Error: Debug + std::error::Error + Send + Sync> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let methods = [Method::GET, Method::HEAD, Method::HEAD, Method::GET];
     for version in [Version::HTTP_11, Version::HTTP_2] {
         for (key, limiter, status) in rejections() {
             let case = format!("{name}, {version:?}, {status}");
-            let answers = answers(version, responder.clone(), key, limiter, &methods).await;
+            let page = service_fn(async |_: Request<Incoming>| Ok(Page::new(Full::from("hello"))));
+            let limited = RateLimitLayer::new(key, limiter).responder(responder.clone()).layer(page);
+            let service = Service::new(limited.map_response(|response| response.map(axum::body::Body::new)));
+            let answers = answers(version, service, &methods).await;
             let (first, mut rest) = (answers[0].clone().expect(&case), answers[1..].to_vec());
             assert_eq!(first.0, status, "{case}");
             assert_eq!(rest.pop(), Some(Ok(first.clone())), "{case}: the connection is usable");

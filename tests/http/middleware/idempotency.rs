@@ -12,11 +12,11 @@ use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::cost::{IdempotencyKey, OnlyFailures};
 use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Detail, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
-    ManualClock, Memory, Quota, RateLimitLayer, TokioClock,
+    AcquireOptions, BoxLimiter, Detail, FixedWindow, Gcra, InFlight, LeakyQueue, LimitStatus, Limiter, ManualClock,
+    Quota, RateLimitLayer, TokioClock,
 };
 
-use crate::support::spawn;
+use crate::support::{limit, memory, several, spawn};
 
 type Page = Full<Bytes>;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -75,8 +75,7 @@ async fn left(limiter: &impl Limiter<String>, client: &str) -> u64 {
 
 fn window(limit: u64) -> (BoxLimiter<String>, ManualClock) {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(FixedWindow::new(Quota::per_day(limit))).max_keys(100).clock(clock.clone());
-    (BoxLimiter::new(limiter.build().expect("limits")), clock)
+    (memory(FixedWindow::new(Quota::per_day(limit)), clock.clone()), clock)
 }
 
 /// The rows of the table in the documentation of `RateLimitLayer::once`, in one run.
@@ -160,8 +159,8 @@ async fn idempotency_passes_a_repeat_when_nothing_remains() {
 
 #[tokio::test]
 async fn idempotency_takes_a_place_in_flight_for_each_repeat() {
-    let limiter: Memory<String, _> =
-        Memory::new((Limit::new("rate", FixedWindow::new(Quota::per_day(100))), Limit::new("open", InFlight::new(2))));
+    let rate = limit("rate", FixedWindow::new(Quota::per_day(100)));
+    let limiter = several([rate, limit("open", InFlight::new(2))], ManualClock::new());
     let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.release_on_body_end().layer(service_fn(answer));
     let hang = || request("alice", Method::POST, "/hang", &["a"]);
@@ -184,9 +183,9 @@ async fn idempotency_takes_a_place_in_flight_for_each_repeat() {
 async fn idempotency_of_a_settled_request_buys_nothing() {
     let (limiter, _clock) = window(100);
     settled_request_buys_nothing(limiter).await;
-    let limits = (FixedWindow::new(Quota::per_day(100)), Limit::new("burst", Gcra::new(Quota::per_day(1000))));
-    let limiter = Memory::builder(limits).max_keys(100).clock(ManualClock::new()).build().expect("limits");
-    settled_request_buys_nothing(BoxLimiter::new(limiter)).await;
+    let rate = limit("default", FixedWindow::new(Quota::per_day(100)));
+    let burst = limit("burst", Gcra::new(Quota::per_day(1000)));
+    settled_request_buys_nothing(several([rate, burst], ManualClock::new())).await;
 }
 
 async fn settled_request_buys_nothing(limiter: BoxLimiter<String>) {
@@ -218,8 +217,7 @@ async fn settled_request_buys_nothing(limiter: BoxLimiter<String>) {
 /// Waiting requests have ids, too: a repeat that waits behind its first request starts with it.
 #[tokio::test(start_paused = true)]
 async fn idempotency_of_waiting_requests_charges_once() {
-    let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).max_keys(100).clock(TokioClock::new());
-    let limiter: Memory<String, _> = limiter.build().expect("limits");
+    let limiter = memory(Gcra::new(Quota::per_second(1)).burst(1), TokioClock::new());
     let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.max_wait(MINUTE).layer(service_fn(answer));
     let started = Instant::now();
@@ -245,8 +243,7 @@ async fn idempotency_of_waiting_requests_charges_once() {
 /// A client that leaves while its request waits, and sends it again: charged at most once.
 #[tokio::test(start_paused = true)]
 async fn idempotency_of_a_waiting_request_whose_client_leaves_charges_once() {
-    let limiter = Memory::builder(LeakyQueue::new(Quota::per_second(1)).max_waiting(9)).max_keys(100);
-    let limiter: Memory<String, _> = limiter.clock(TokioClock::new()).build().expect("limits");
+    let limiter = memory(LeakyQueue::new(Quota::per_second(1)).max_waiting(9), TokioClock::new());
     let layer = by_client(limiter.clone()).once(IdempotencyKey::header());
     let service = layer.layer(service_fn(answer));
     assert_eq!(send(&service, post("a")).await, 200);

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_ratelimit::response::{ByContentType, Grpc, Headers, MissingRateLimitInfo, Rejected, Rejection, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, Error, FixedWindow, Http, Limiter, ManualClock, Memory, Quota, RateLimitInfo, RateLimitLayer,
+    AcquireOptions, BoxLimiter, Error, FixedWindow, Http, Limiter, ManualClock, Quota, RateLimitInfo, RateLimitLayer,
     Verdict,
 };
 
-use crate::support::{StubLimiter, page_layer};
+use crate::support::{StubLimiter, memory, page_layer};
 
 async fn send(app: &Router) -> Response {
     app.clone().oneshot(Request::get("/").body(Body::empty()).expect("a request")).await.expect("a response")
@@ -69,15 +69,12 @@ async fn closure_responder_accepts_tuples() {
 /// A handler that calls a limiter answers as the layer does.
 #[tokio::test]
 async fn rejection_as_a_handler_response_equals_that_of_the_layer() {
-    type Limiter = Memory<(), FixedWindow>;
-
-    async fn handler(State(limiter): State<Limiter>) -> Result<&'static str, Rejection> {
-        let decision = limiter.check(&(), AcquireOptions::default());
+    async fn handler(State(limiter): State<BoxLimiter<()>>) -> Result<&'static str, Rejection> {
+        let decision = limiter.check(&(), 1).await?;
         if decision.is_allowed() { Ok("hello") } else { Err(Rejection::OverLimit(decision)) }
     }
 
-    let limiter =
-        || Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter");
+    let limiter = || memory::<()>(FixedWindow::new(Quota::per_hour(1)), ManualClock::new());
     let by_handler = Router::new().route("/", get(handler)).with_state(limiter());
     let by_layer = Router::new().route("/", get(async || "hello")).layer(page_layer(limiter()));
     for app in [&by_handler, &by_layer] {
@@ -95,7 +92,7 @@ async fn rejection_as_a_handler_response_equals_that_of_the_layer() {
 /// A handler whose hold repeats an id answers with a conflict, to which no retry is proposed after the settlement.
 #[tokio::test]
 async fn repeated_reservation_id_as_a_handler_response_is_a_conflict() {
-    let limiter: Memory<str, _> = Memory::new(FixedWindow::new(Quota::per_hour(10)));
+    let limiter = memory::<str>(FixedWindow::new(Quota::per_hour(10)), ManualClock::new());
     let options = AcquireOptions::cost(1).id("a");
     assert!(limiter.hold("alice", options).await.expect("a decision").decision.is_allowed());
     let open = Rejection::from(limiter.hold("alice", options).await.expect("a decision").decision);
@@ -185,8 +182,7 @@ async fn rate_limit_info_is_an_argument_of_handlers() {
     let optional = async |info: Option<RateLimitInfo>| format!("{}", info.is_some());
     let app = |handler| Router::<()>::new().route("/", handler);
     let limited = |app: Router, headers| {
-        let limiter =
-            Memory::builder(FixedWindow::new(Quota::per_hour(9))).clock(ManualClock::new()).build().expect("a limiter");
+        let limiter = memory(FixedWindow::new(Quota::per_hour(9)), ManualClock::new());
         app.layer(page_layer(limiter).responder(Http::new().headers(headers)))
     };
     let with = || Headers::new().request_extension(true);

@@ -1,5 +1,6 @@
 //! Limits on requests in flight behind the layer: services without a body, queues, headers, misconfiguration.
 
+use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,23 +13,25 @@ use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::BoxError;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, Detail, FixedWindow, Gcra, InFlight, InFlightBody, InFlightGuard, Limit,
-    Limiter, ManualClock, Memory, Quota, Verdict,
+    AcquireOptions, BoxLimiter, Decision, Detail, FixedWindow, Gcra, InFlight, InFlightBody, InFlightGuard, Limiter,
+    ManualClock, Quota, Verdict,
 };
 
 use crate::load::{self, Call};
-use crate::support::{Act, Page, PageService, Pool, Task, TestRequest, ms, page_layer, pages, rejecting, spawn};
+use crate::support::{
+    Act, Page, PageService, Pool, Task, TestRequest, limit, memory, ms, page_layer, pages, rejecting, several, spawn,
+};
 
 fn peek<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> Decision {
     limiter.peek(key, AcquireOptions::default()).try_ready().expect("ready").expect("a decision")
 }
 
-fn at_most(max: u64) -> Memory<&'static str, InFlight> {
-    Memory::new(InFlight::new(max))
+fn at_most<Key: Hash + 'static>(max: u64) -> BoxLimiter<Key> {
+    memory(InFlight::new(max), ManualClock::new())
 }
 
 /// The requests in flight for the key `alice`, of at most two.
-fn in_flight(limiter: &Memory<&'static str, InFlight>) -> u64 {
+fn in_flight(limiter: &BoxLimiter<&'static str>) -> u64 {
     2 - peek(limiter, &"alice").remaining().expect("one limit")
 }
 
@@ -73,8 +76,8 @@ async fn in_flight_ends_when_the_service_panics() {
 async fn in_flight_under_a_layer_without_tracking_is_misconfigured() {
     let two = InFlight::new(2);
     let limiters = [
-        BoxLimiter::new(Memory::new(two)),
-        BoxLimiter::new(Memory::new((Limit::new("streams", two), Gcra::new(Quota::per_second(1))))),
+        memory(two, ManualClock::new()),
+        several([limit("streams", two), limit("rate", Gcra::new(Quota::per_second(1)))], ManualClock::new()),
     ];
     for limiter in limiters {
         let failed = Arc::new(Mutex::new(Vec::new()));
@@ -100,7 +103,7 @@ async fn in_flight_under_a_layer_without_tracking_is_misconfigured() {
 
 #[tokio::test]
 async fn in_flight_denial_has_an_estimated_wait_and_the_unit_of_the_draft() {
-    let limiter = Memory::new(Limit::new("streams", InFlight::new(1)));
+    let limiter = several([limit("streams", InFlight::new(1))], ManualClock::new());
     let service = page_layer(limiter).release_on_body_end().layer(pages());
     let open = service.clone().oneshot(Request::new(())).await.expect("a response");
     assert_eq!(open.headers()["ratelimit-policy"], r#""streams";q=1;qu="concurrent-requests""#);
@@ -115,8 +118,8 @@ async fn in_flight_denial_has_an_estimated_wait_and_the_unit_of_the_draft() {
 /// The response settles the rate, and the end of the body releases the rest.
 #[tokio::test]
 async fn in_flight_and_a_settled_rate_end_at_their_own_times() {
-    let limits = (Limit::new("streams", InFlight::new(1)), FixedWindow::new(Quota::per_minute(100)));
-    let limiter = Memory::new(limits);
+    let rate = limit("rate", FixedWindow::new(Quota::per_minute(100)));
+    let limiter = several([limit("streams", InFlight::new(1)), rate], ManualClock::new());
     let layer = page_layer(limiter.clone())
         .cost(|_: &Request<()>| 1)
         .settle(|_: u64, _: Result<&Page, &BoxError>| 40)
@@ -203,7 +206,7 @@ fn upgrade() -> (Arc<Mutex<Vec<InFlightGuard>>>, PageService) {
 /// Exempt requests are not counted, and have no guard.
 #[tokio::test]
 async fn in_flight_guard_is_in_the_extensions_of_counted_requests_only() {
-    let limiter = Memory::new(InFlight::new(1));
+    let limiter = at_most(1);
     let layer = page_layer(limiter.clone()).exempt_if(|request: &Request<()>| request.uri() == "/exempt");
     let (guards, upgrade) = upgrade();
     let service = layer.release_on_body_end().layer(upgrade);
@@ -224,7 +227,7 @@ async fn in_flight_guard_is_in_the_extensions_of_counted_requests_only() {
 /// With two layers, the guard that the handler finds keeps the request in flight in both.
 #[tokio::test]
 async fn in_flight_guard_of_stacked_layers_ends_both() {
-    let [outer, inner] = [(); 2].map(|()| Memory::new(InFlight::new(1)));
+    let [outer, inner] = [(); 2].map(|()| at_most(1));
     let (guards, upgrade) = upgrade();
     let service = page_layer(inner.clone()).release_on_body_end().layer(upgrade);
     let service = page_layer(outer.clone()).release_on_body_end().layer(service);
@@ -243,7 +246,7 @@ fn in_flight_tracking_survives_other_settings_of_the_layer() {
     {
     }
     let inner = pages();
-    let layer = page_layer(Memory::new(InFlight::new(1))).release_on_body_end();
+    let layer = page_layer(at_most(1)).release_on_body_end();
     tracks(&layer.clone().responder(tower_ratelimit::Http::without_headers()), &inner);
     tracks(&layer.clone().cost(|_: &Request<()>| 2).max_wait(Duration::from_secs(1)), &inner);
     tracks(&layer.exempt_if(|_: &Request<()>| false), &inner);
@@ -299,7 +302,7 @@ async fn wrapped_guard_keeps_in_flight() {
         .flat_map(|wrap| [(wrap, false, false), (wrap, false, true), (wrap, true, false)])
     {
         let limiter = at_most(2);
-        let wrapped = BoxLimiter::new(Wrapping(BoxLimiter::new(limiter.clone()), wrap));
+        let wrapped = BoxLimiter::new(Wrapping(limiter.clone(), wrap));
         let wrapped = if ready { BoxLimiter::new(Now(wrapped)) } else { wrapped };
         let mut layer = rejecting(wrapped).release_on_response();
         if waits {
@@ -333,7 +336,7 @@ async fn wrapped_guard_keeps_in_flight() {
 #[tokio::test]
 async fn wrapped_guard_counts_open_bodies() {
     for wrap in [Wrap::Mapped, Wrap::Rebuilt, Wrap::Dropped] {
-        let limiter = BoxLimiter::new(Memory::new(InFlight::new(2)));
+        let limiter = at_most(2);
         let service = page_layer(Wrapping(limiter.clone(), wrap)).release_on_body_end().layer(pages());
         let mut open = Vec::new();
         for _ in 0..10 {

@@ -19,12 +19,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::BoxError;
-use tower_ratelimit::{Http, InFlight, InFlightBody, Limiter, Memory, RateLimitLayer};
+use tower_ratelimit::{BoxLimiter, Http, InFlight, InFlightBody, Limiter, Memory};
 
-use crate::support::{BoxExecutor, spawn};
+use crate::support::{BoxExecutor, ByNumber, page_layer, spawn};
 
 /// How a [`Stream`] goes on after its first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +82,21 @@ async fn stream<B>(request: Request<B>) -> Result<Page, Infallible> {
     Ok(Response::new(Stream { after, frames: 0 }))
 }
 
-fn is_free(limiter: &Memory<(), InFlight>) -> bool {
-    limiter.peek(&(), 1.into()).try_ready().expect("ready").expect("a decision").is_allowed()
+fn is_free(limiter: &Memory<u32, InFlight>) -> bool {
+    ByNumber(BoxLimiter::new(limiter.clone()))
+        .peek(&(), 1.into())
+        .try_ready()
+        .expect("ready")
+        .expect("a decision")
+        .is_allowed()
 }
 
-async fn open(limiter: &Memory<(), InFlight>, after: After) -> InFlightBody<impl Body<Data = Bytes, Error = BoxError>> {
-    let layer = RateLimitLayer::new(Global, limiter.clone()).responder(Http::new().map_body()).release_on_body_end();
+async fn open(
+    limiter: &Memory<u32, InFlight>,
+    after: After,
+) -> InFlightBody<impl Body<Data = Bytes, Error = BoxError>> {
+    let layer =
+        page_layer(ByNumber(BoxLimiter::new(limiter.clone()))).responder(Http::new().map_body()).release_on_body_end();
     let request = Request::get(after.path()).body(()).expect("a request");
     let Ok(response) = layer.layer(service_fn(stream::<()>)).oneshot(request).await;
     assert_eq!(response.status(), 200);
@@ -130,7 +138,7 @@ async fn in_flight_ends_with_the_last_frame_of_the_body() {
 #[tokio::test]
 async fn in_flight_ends_with_the_frame_after_which_the_body_says_that_it_has_ended() {
     let limiter = Memory::new(InFlight::new(1));
-    let layer = RateLimitLayer::new(Global, limiter.clone()).release_on_body_end();
+    let layer = page_layer(ByNumber(BoxLimiter::new(limiter.clone()))).release_on_body_end();
     let page = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("hello"))));
     let Ok(response) = layer.layer(page).oneshot(Request::new(())).await;
     let mut body = response.into_body();
@@ -153,10 +161,10 @@ fn requests() -> usize {
 
 /// Starts a server whose limiter allows 10 requests in flight. Returns the address, the limiter, and the number of
 /// requests that have ended.
-async fn serve() -> (std::net::SocketAddr, Memory<(), InFlight>, watch::Receiver<usize>) {
+async fn serve() -> (std::net::SocketAddr, Memory<u32, InFlight>, watch::Receiver<usize>) {
     let limiter = Memory::new(InFlight::new(10));
     let (count, ended) = watch::channel(0);
-    let layer = RateLimitLayer::new(Global, limiter.clone())
+    let layer = page_layer(ByNumber(BoxLimiter::new(limiter.clone())))
         .responder(Http::new().map_body())
         .release_on_body_end()
         .observe(move |event: &Event<'_>| {

@@ -16,11 +16,11 @@ use tower_ratelimit::limiter::{AdminOperation, DeniedCache};
 use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, RateLimitFormat, Rejection, ResetFormat};
 use tower_ratelimit::{
     BoxLimiter, Clock as _, Decision, DecisionSource, DynLimit, FixedWindow, Gcra, Http, Limit, LimitStatus, Limiter,
-    ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
+    ManualClock, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
 };
 
 use crate::fields::{has_fields, legacy, limits, policies, retry_after};
-use crate::support::{Page, PageService, StubLimiter, page_layer};
+use crate::support::{Page, PageService, StubLimiter, limit, page_layer, several};
 
 fn request() -> Request<()> {
     Request::new(())
@@ -60,11 +60,7 @@ async fn answer(response: impl Future<Output = Result<Page, BoxError>>) -> Page 
 }
 
 fn one(name: &'static str, algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<()> {
-    BoxLimiter::new(Memory::builder(Limit::new(name, algorithm)).clock(clock.clone()).build().expect("a limiter"))
-}
-
-fn several<const N: usize>(limits: [DynLimit<()>; N], clock: &ManualClock) -> BoxLimiter<()> {
-    BoxLimiter::new(Memory::builder(Vec::from(limits)).clock(clock.clone()).build().expect("a limiter"))
+    several([limit(name, algorithm)], clock.clone())
 }
 
 async fn problem(response: Page) -> Value {
@@ -323,11 +319,11 @@ async fn response_lists_all_limits_and_names_those_that_deny() {
     let clock = ManualClock::new();
     let limiter = several(
         [
-            DynLimit::new(Limit::new("smooth", Gcra::new(Quota::per_second(2)))),
-            DynLimit::new(Limit::new("hourly", FixedWindow::new(Quota::per_hour(3)))),
-            DynLimit::new(Limit::new("daily", FixedWindow::new(Quota::per_day(3)))),
+            limit("smooth", Gcra::new(Quota::per_second(2))),
+            limit("hourly", FixedWindow::new(Quota::per_hour(3))),
+            limit("daily", FixedWindow::new(Quota::per_day(3))),
         ],
-        &clock,
+        clock.clone(),
     );
     let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
 
@@ -364,10 +360,10 @@ async fn response_lists_all_limits_and_names_those_that_deny() {
 async fn response_omits_a_shadow_limit() {
     let limiter = several(
         [
-            DynLimit::new(Limit::new("old", FixedWindow::new(Quota::per_minute(3)))),
+            limit("old", FixedWindow::new(Quota::per_minute(3))),
             DynLimit::new(Limit::new("new", FixedWindow::new(Quota::per_minute(1))).shadow()),
         ],
-        &ManualClock::new(),
+        ManualClock::new(),
     );
     let responder = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).response_extension(true));
     for left in [2, 1, 0] {
@@ -694,9 +690,9 @@ async fn blocked_key_has_nothing_remaining() {
     check("one limit", one.clone(), &clock).await;
     check("cached", BoxLimiter::new(DeniedCache::with_clock(one, 10, clock.clone())), &clock).await;
     let limits = [
-        DynLimit::new(Limit::new("other", SlidingLog::new(many))),
-        DynLimit::new(Limit::new("blocked", FixedWindow::new(many))),
+        limit("other", SlidingLog::new(many)),
+        limit("blocked", FixedWindow::new(many)),
         DynLimit::new(Limit::new("shadow", FixedWindow::new(Quota::per_hour(1))).shadow()),
     ];
-    check("several limits", several(limits, &clock), &clock).await;
+    check("several limits", several(limits, clock.clone()), &clock).await;
 }

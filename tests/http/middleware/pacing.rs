@@ -24,10 +24,12 @@ use tower_ratelimit::key::{Extracted, MissingKey};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::pacing::PacingLayer;
 use tower_ratelimit::response::BoxError;
-use tower_ratelimit::{Error, FixedWindow, Gcra, Limit, Memory, Quota, TokenBucket, TokioClock, Verdict};
+use tower_ratelimit::{
+    BoxLimiter, DynLimit, Error, FixedWindow, Gcra, Limit, Limiter, Quota, TokenBucket, TokioClock, Verdict,
+};
 
 use crate::random::Random;
-use crate::support::{BoxExecutor, StubLimiter, spawn};
+use crate::support::{BoxExecutor, StubLimiter, limit, memory, several, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -96,7 +98,7 @@ impl Body for Endless {
 /// receives more than `burst + rate * T` bytes in any time.
 async fn read(rate: u64, burst: u64, streams: usize, keys: usize, frame: usize, time: Duration) -> Vec<u64> {
     let bucket = TokenBucket::new(Quota::per_second(rate)).burst(burst);
-    let limiter: Memory<Key, _> = Memory::builder(bucket).clock(TokioClock::new()).build().expect("a limit");
+    let limiter = memory(bucket, TokioClock::new());
     let frame = Bytes::from(vec![7; frame]);
     let service = PacingLayer::downloads(key_of, limiter).layer(service_fn(move |_: Request<()>| {
         let frame = frame.clone();
@@ -206,13 +208,8 @@ async fn bodies_arrive_byte_for_byte() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
         let rate = [5_000, 300_000][random.below(2) as usize];
-        let limiter: Memory<Key, _> = match random.below(2) {
-            0 => Memory::builder(Gcra::new(Quota::per_second(rate)).burst(rate / 10)),
-            _ => Memory::builder(Gcra::new(Quota::per_second(rate)).burst(rate)),
-        }
-        .clock(TokioClock::new())
-        .build()
-        .expect("a limit");
+        let burst = if random.below(2) == 0 { rate / 10 } else { rate };
+        let limiter = memory(Gcra::new(Quota::per_second(rate)).burst(burst), TokioClock::new());
         let body = random_body(&mut random);
         let expected = collect(body.clone()).await;
         let hint = body.size_hint().exact();
@@ -247,7 +244,7 @@ async fn paced_bodies_are_whole_over_http() {
     let bytes: Bytes = (0..300_000_u32).map(|index| (index % 251) as u8).collect();
     for (version, has_length) in [(1, true), (1, false), (2, true), (2, false)] {
         let bucket = || TokenBucket::new(Quota::per_second(100_000)).burst(20_000);
-        let limiter = || Memory::<Key, _>::builder(bucket()).clock(TokioClock::new()).build().expect("a limit");
+        let limiter = || memory(bucket(), TokioClock::new());
         let echo = service_fn(move |request: Request<_>| async move {
             let collected = BodyExt::collect(request.into_body()).await.expect("the whole body").to_bytes();
             let body = if has_length {
@@ -302,7 +299,7 @@ async fn second_upload_on_a_connection_is_not_blocked_by_a_paced_one() {
     const STREAM: u32 = 65_535;
     for (window, proceeds) in [(4 * STREAM, true), (STREAM, false)] {
         let bucket = TokenBucket::new(Quota::per_second(10_000)).burst(10_000);
-        let limiter = Memory::<Key, _>::builder(bucket).clock(TokioClock::new()).build().expect("a limit");
+        let limiter = memory(bucket, TokioClock::new());
         let handler = service_fn(|request: Request<_>| async {
             let collected = BodyExt::collect(request.into_body()).await.expect("the whole body").to_bytes();
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(collected.len().to_string()))))
@@ -344,8 +341,8 @@ async fn events_count_bytes_and_waits_by_direction_and_limit() {
         seen.lock().unwrap().push((direction.name(), limit, *bytes, *waited, error.is_some()));
     };
     let limiter = || {
-        let limit = Limit::new("bytes", TokenBucket::new(Quota::per_second(1_000)).burst(1_000));
-        Memory::<Key, _>::builder(limit).clock(TokioClock::new()).build().expect("a limit")
+        let bytes = limit("bytes", TokenBucket::new(Quota::per_second(1_000)).burst(1_000));
+        several([bytes], TokioClock::new())
     };
     let service = tower::ServiceBuilder::new()
         .layer(PacingLayer::downloads(key_of, limiter()).max_wait(2 * SECOND).observe(move |event: &Event<'_>| {
@@ -378,10 +375,8 @@ async fn events_count_bytes_and_waits_by_direction_and_limit() {
 /// no limit applies.
 #[tokio::test(start_paused = true)]
 async fn body_ends_with_an_error_if_no_byte_may_pass() {
-    async fn end<L>(path: &str, limiter: L) -> Result<usize, BoxError>
-    where
-        L: tower_ratelimit::Limiter<Key> + Clone,
-    {
+    async fn end(path: &str, limiter: impl Limiter<Key>) -> Result<usize, BoxError> {
+        let limiter = BoxLimiter::new(limiter);
         let body = Frames([Part::Data(Bytes::from(vec![1; 3_000]))].into());
         let service =
             PacingLayer::downloads(key_of, limiter).max_wait(SECOND).layer(service_fn(move |_: Request<()>| {
@@ -392,19 +387,17 @@ async fn body_ends_with_an_error_if_no_byte_may_pass() {
         Ok(BodyExt::collect(response.into_body()).await?.to_bytes().len())
     }
 
-    let window = |limit, clock| {
-        Memory::<Key, _>::builder(FixedWindow::new(Quota::per_hour(limit))).clock(clock).build().expect("a limit")
-    };
+    let window = |limit| memory::<Key>(FixedWindow::new(Quota::per_hour(limit)), TokioClock::new());
     let started = Instant::now();
     assert!(end("/1", StubLimiter::failing()).await.is_err());
     assert!(end("/missing", StubLimiter::from_policy(Verdict::Allowed)).await.is_err());
     assert_eq!(end("/exempt", StubLimiter::failing()).await.expect("exempt"), 3_000);
-    let error = end("/1", window(2_000, TokioClock::new())).await.expect_err("used up");
+    let error = end("/1", window(2_000)).await.expect_err("used up");
     assert!(error.source().is_some_and(<dyn std::error::Error>::is::<Error>), "{error:?}");
-    assert_eq!(end("/1", window(10, TokioClock::new())).await.ok(), None, "smaller than the first chunk");
-    assert_eq!(end("/1", window(3_000, TokioClock::new())).await.expect("enough"), 3_000);
-    let other = Limit::new("bytes", FixedWindow::new(Quota::per_second(4_000))).keyed_by_some(|_: &Key| None::<u64>);
-    assert_eq!(end("/1", Memory::new(other)).await.expect("no limit applies"), 3_000);
+    assert_eq!(end("/1", window(10)).await.ok(), None, "smaller than the first chunk");
+    assert_eq!(end("/1", window(3_000)).await.expect("enough"), 3_000);
+    let other = Limit::new("bytes", FixedWindow::new(Quota::per_second(4_000))).keyed_by_some(|_: &u32| None::<u64>);
+    assert_eq!(end("/1", several([DynLimit::new(other)], TokioClock::new())).await.expect("no limit applies"), 3_000);
     assert_eq!(started.elapsed(), Duration::ZERO, "refused by position");
 }
 
@@ -449,8 +442,7 @@ async fn idle_streams_ask_for_nothing() {
         }
     }
 
-    let limiter = StubLimiter::failing();
-    let mut service = PacingLayer::downloads(key_of, limiter)
+    let mut service = PacingLayer::downloads(key_of, BoxLimiter::new(StubLimiter::failing()))
         .layer(service_fn(|_: Request<()>| async { Ok::<_, BoxError>(Response::new(Idle)) }));
     let mut streams = Vec::new();
     for _ in 0..100 {

@@ -20,9 +20,9 @@ use proptest::prelude::*;
 use tonic::transport::Server;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::response::Grpc;
-use tower_ratelimit::{Gcra, Memory, Quota, ReadAhead, ReadAheadBody, ReadAheadLayer, TokioClock};
+use tower_ratelimit::{Gcra, Quota, ReadAhead, ReadAheadBody, ReadAheadLayer, TokioClock};
 
-use crate::support::{BoxExecutor, StubLimiter, page_layer, spawn};
+use crate::support::{BoxExecutor, StubLimiter, memory, page_layer, spawn};
 
 /// What the documentation says that a frame counts beside its length.
 const OVERHEAD: usize = 320;
@@ -439,8 +439,8 @@ async fn axum_services_keep_their_body_type() {
 #[tokio::test(start_paused = true)]
 async fn body_of_a_waiting_request_is_unchanged() {
     let received = async |read_ahead: bool, fails: bool| {
-        let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new()).build();
-        let limit = page_layer(limiter.expect("a limit")).max_wait(Duration::from_secs(5));
+        let limiter = memory(Gcra::new(Quota::per_second(1)).burst(1), TokioClock::new());
+        let limit = page_layer(limiter).max_wait(Duration::from_secs(5));
         let limit = if read_ahead { limit } else { limit.read_ahead(0, 0) };
         let service = limit.layer(service_fn(async |request: Request<AxumBody>| {
             let (mut body, mut text) = (request.into_body(), String::new());

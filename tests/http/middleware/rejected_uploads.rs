@@ -18,10 +18,10 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _, service_fn};
-use tower_ratelimit::{Gcra, Memory, Quota, ReadAheadBody, ReadAheadLayer};
+use tower_ratelimit::{Gcra, Limiter, ManualClock, Quota, ReadAheadBody, ReadAheadLayer};
 
 use crate::random::Random;
-use crate::support::{BoxExecutor, page_layer, spawn};
+use crate::support::{BoxExecutor, memory, page_layer, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -208,8 +208,8 @@ async fn client_that_sends_first_sees_the_rejection() {
     for (drains, bytes, expected) in
         [(true, 3_000_000, true), (true, 1_000, true), (true, 5_000_000, false), (false, 3_000_000, false)]
     {
-        let limiter = Memory::new(Gcra::new(Quota::per_hour(1)));
-        assert!(limiter.check(&(), 1).is_allowed());
+        let limiter = memory(Gcra::new(Quota::per_hour(1)), ManualClock::new());
+        assert!(limiter.check(&(), 1).await.expect("a decision").is_allowed());
         let layer = ReadAheadLayer::new();
         let layer = if drains { layer.drain_rejected(4_000_000, 20_000_000) } else { layer };
         let service = ServiceBuilder::new()

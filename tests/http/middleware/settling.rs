@@ -21,22 +21,22 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::cost::{OnlyFailures, OnlySuccesses, Settle};
-use tower_ratelimit::key::{Global, Header};
+use tower_ratelimit::key::{Global, Header, KeyText};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, LimitStatus,
-    Limiter, ManualClock, Memory, Quota, RateLimitLayer, SlidingLog, TokenBucket, Verdict,
+    Limiter, ManualClock, Quota, RateLimitLayer, SlidingLog, TokenBucket, Verdict,
 };
 
-use crate::support::{PageService, boxed, page_layer, pages, spawn};
+use crate::support::{self, PageService, boxed, page_layer, pages, spawn};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const TEN: Quota = Quota::per_minute(10);
 
 fn memory(algorithm: impl Algorithm, clock: &ManualClock) -> BoxLimiter<()> {
-    BoxLimiter::new(Memory::builder(algorithm).max_keys(100).clock(clock.clone()).build().unwrap())
+    support::memory(algorithm, clock.clone())
 }
 
 async fn remaining(limiter: &impl Limiter<()>) -> u64 {
@@ -241,8 +241,8 @@ async fn fixed_cost_is_charged_however_the_request_is_settled() {
     }
 }
 
-fn several(limits: Vec<DynLimit<()>>) -> BoxLimiter<()> {
-    BoxLimiter::new(Memory::builder(limits).clock(ManualClock::new()).build().expect("limits"))
+fn several(limits: Vec<DynLimit<u32>>) -> BoxLimiter<()> {
+    support::several(limits, ManualClock::new())
 }
 
 /// Returns the remaining units of each limit.
@@ -322,7 +322,7 @@ async fn at_most_five_failed_logins_in_fifteen_minutes() {
     const LOGINS: SlidingLog = SlidingLog::new(Quota::new(5, Duration::from_secs(15 * 60)));
 
     let clock = ManualClock::new();
-    let limiter = Memory::builder(LOGINS).max_keys(100).clock(clock.clone()).build().unwrap();
+    let limiter = support::memory::<KeyText>(LOGINS, clock.clone());
     let gate = Arc::new(Semaphore::new(0));
     let handler = {
         let gate = Arc::clone(&gate);

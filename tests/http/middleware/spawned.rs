@@ -15,13 +15,13 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
 use tower_ratelimit::retry::{HttpHint, RetryAfter};
-use tower_ratelimit::{Gcra, Memory, Quota, RateLimitLayer, TokioClock};
+use tower_ratelimit::{BoxLimiter, Gcra, Quota, RateLimitLayer, TokioClock};
 
-use crate::support::spawn;
+use crate::support::{memory, spawn};
 
-fn layer(burst: u64) -> RateLimitLayer<Global, Memory<(), Gcra>, RejectWithError> {
-    let limiter = Memory::builder(Gcra::new(Quota::per_second(10)).burst(burst)).clock(TokioClock::new());
-    RateLimitLayer::new(Global, limiter.build().expect("a limiter")).responder(RejectWithError)
+fn layer(burst: u64) -> RateLimitLayer<Global, BoxLimiter<()>, RejectWithError> {
+    let limiter = memory(Gcra::new(Quota::per_second(10)).burst(burst), TokioClock::new());
+    RateLimitLayer::new(Global, limiter).responder(RejectWithError)
 }
 
 #[tokio::test(start_paused = true)]

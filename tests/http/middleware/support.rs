@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
-use std::hash::Hash;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -18,12 +18,13 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, service_fn};
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::{Extracted, Global, MissingKey};
-use tower_ratelimit::limiter::{LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{AdminOperation, LimiterFuture, LimitsOfKey, Outcome};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DecisionSource, Error, FixedWindow, Limit, LimitSnapshot, LimitStatus,
-    Limiter, ManualClock, Memory, Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, BoxLimiter, Clock, Decision, DecisionSource, DynLimit, Error, FixedWindow, Limit, LimitSnapshot,
+    LimitStatus, Limiter, ManualClock, Memory, Quota, RateLimit, RateLimitLayer, Timestamp, Verdict,
 };
 use tower_test::mock::Spawn;
 
@@ -252,18 +253,68 @@ impl Future for Working {
     }
 }
 
+/// A limiter for keys of any type: each is a number for the limiter inside. So memory is compiled for one type of keys, of
+/// which the layer knows nothing.
+#[derive(Clone)]
+pub(crate) struct ByNumber(pub(crate) BoxLimiter<u32>);
+
+impl ByNumber {
+    #[allow(clippy::cast_possible_truncation, reason = "few keys")]
+    fn of<Key: Hash + ?Sized>(key: &Key) -> u32 {
+        BuildHasherDefault::<DefaultHasher>::default().hash_one(key) as u32
+    }
+}
+
+impl<Key: Hash + ?Sized> Limiter<Key> for ByNumber {
+    fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        self.0.acquire(&Self::of(key), options)
+    }
+
+    fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
+        self.0.peek(&Self::of(key), options)
+    }
+
+    fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
+        self.0.limits_of(&Self::of(key), limits);
+    }
+
+    fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
+        self.0.administer(&Self::of(key), operation)
+    }
+}
+
+/// A limiter in memory.
+pub(crate) fn memory<Key: Hash + ?Sized + 'static>(
+    algorithm: impl Algorithm,
+    clock: impl Clock + 'static,
+) -> BoxLimiter<Key> {
+    let limiter = Memory::<u32, _>::builder(algorithm).clock(clock).build().expect("a limit");
+    BoxLimiter::new(ByNumber(BoxLimiter::new(limiter)))
+}
+
+/// A limiter in memory with several limits, which count by the whole key.
+pub(crate) fn several<Key: Hash + ?Sized + 'static>(
+    limits: impl IntoIterator<Item = DynLimit<u32>>,
+    clock: impl Clock + 'static,
+) -> BoxLimiter<Key> {
+    let limits = limits.into_iter().collect::<Vec<_>>();
+    let limiter = Memory::builder(limits).clock(clock).build().expect("limits");
+    BoxLimiter::new(ByNumber(BoxLimiter::new(limiter)))
+}
+
+pub(crate) fn limit(name: &'static str, algorithm: impl Algorithm) -> DynLimit<u32> {
+    DynLimit::new(Limit::new(name, algorithm))
+}
+
 /// A limiter of `limit` a minute for each key, whose clock stands still.
-pub(crate) fn named<Key: Hash + 'static>(name: &'static str, limit: u64) -> BoxLimiter<Key> {
-    let limit = Limit::new(name, FixedWindow::new(Quota::per_minute(limit)));
-    BoxLimiter::new(Memory::builder(limit).max_keys(100).clock(ManualClock::new()).build().expect("a limiter"))
+pub(crate) fn named<Key: Hash + ?Sized + 'static>(name: &'static str, limit: u64) -> BoxLimiter<Key> {
+    several([self::limit(name, FixedWindow::new(Quota::per_minute(limit)))], ManualClock::new())
 }
 
 /// Creates a limiter of `limit` a minute for each key, and its clock.
-pub(crate) fn per_minute<Key: Hash + ?Sized>(limit: u64) -> (Memory<Key, FixedWindow>, ManualClock) {
+pub(crate) fn per_minute<Key: Hash + ?Sized + 'static>(limit: u64) -> (BoxLimiter<Key>, ManualClock) {
     let clock = ManualClock::new();
-    let limiter =
-        Memory::builder(FixedWindow::new(Quota::per_minute(limit))).max_keys(100).clock(clock.clone()).build();
-    (limiter.expect("a limiter"), clock)
+    (memory(FixedWindow::new(Quota::per_minute(limit)), clock.clone()), clock)
 }
 
 /// A limiter that returns the same outcome immediately for every key.

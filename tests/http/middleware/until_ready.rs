@@ -14,21 +14,26 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::waiting::{LimitedSink, LimitedSinkError, LimitedStream, until_ready};
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, Error, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, SlidingLog,
+    AcquireOptions, BoxLimiter, Error, FixedWindow, Gcra, LeakyQueue, Limiter, ManualClock, Quota, SlidingLog,
     TokioClock,
 };
 
-use crate::support::{boxed, spawn};
+use crate::load::{of_all, several};
+use crate::support::{self, boxed, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn memory<Key: Hash + ?Sized, A: Algorithm>(algorithm: A) -> Memory<Key, A> {
-    Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limiter")
+fn memory<Key: Hash + ?Sized + 'static>(algorithm: impl Algorithm) -> BoxLimiter<Key> {
+    support::memory(algorithm, TokioClock::new())
 }
 
 /// The starts of six concurrent callers, in order.
-async fn starts<A: Algorithm>(algorithm: A) -> Vec<u128> {
-    let (limiter, started) = (memory(algorithm), Instant::now());
+async fn starts(algorithm: impl Algorithm) -> Vec<u128> {
+    starts_of(memory(algorithm)).await
+}
+
+async fn starts_of(limiter: BoxLimiter<str>) -> Vec<u128> {
+    let started = Instant::now();
     let callers = (0..6).map(|_| {
         let limiter = limiter.clone();
         spawn(async move {
@@ -83,7 +88,7 @@ async fn until_ready_waits_no_longer_than_the_bound_in_all() {
         (millis(1900), true, [1900, 1900]),
     ] {
         let (limiter, started) = (memory(FixedWindow::new(Quota::per_second(1))), Instant::now());
-        assert!(limiter.check("a", 1).is_allowed());
+        assert!(limiter.check("a", 1).await.expect("a decision").is_allowed());
         let waiting = limiter.clone();
         let waiter = spawn(async move {
             let decision = until_ready(&waiting, "a", AcquireOptions::default().max_delay(bound)).await;
@@ -97,7 +102,7 @@ async fn until_ready_waits_no_longer_than_the_bound_in_all() {
         assert!(waited >= millis(between[0]) && waited <= millis(between[1]), "{bound:?}: {waited:?}");
     }
     let (limiter, started) = (memory(FixedWindow::new(Quota::per_second(1))), Instant::now());
-    assert!(limiter.check("a", 1).is_allowed());
+    assert!(limiter.check("a", 1).await.expect("a decision").is_allowed());
     let decision = until_ready(&limiter, "a", AcquireOptions::default().max_delay(SECOND)).await.expect("a decision");
     assert_eq!((decision.is_allowed(), started.elapsed()), (true, SECOND), "the bound is inclusive");
 }
@@ -134,8 +139,8 @@ async fn until_ready_starts_when_a_held_cost_is_released() {
 /// Limits of each tenant (40/s) and of all (50/s), in one limiter each: three tenants with four callers each.
 #[tokio::test(start_paused = true)]
 async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() {
-    let of_tenant: Memory<usize, _> = memory(Gcra::new(Quota::per_second(40)).burst(5));
-    let of_all: Memory<(), _> = memory(Gcra::new(Quota::per_second(50)).burst(5));
+    let of_tenant = memory::<usize>(Gcra::new(Quota::per_second(40)).burst(5));
+    let of_all = memory::<()>(Gcra::new(Quota::per_second(50)).burst(5));
     let started: Arc<[AtomicUsize; 3]> = Arc::default();
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..12 {
@@ -176,11 +181,8 @@ async fn callers_that_leave_lose_no_start() {
 /// The callers of several keys below one limit wait in one queue: the first one that comes, starts first.
 #[tokio::test(start_paused = true)]
 async fn callers_of_one_limit_start_in_order_of_arrival() {
-    for limit in [
-        DynLimit::new(Limit::new("all", FixedWindow::new(Quota::per_second(3))).keyed_by(|_: &u32| ())),
-        DynLimit::new(Limit::new("all", Gcra::new(Quota::per_second(3)).burst(2)).keyed_by(|_: &u32| ())),
-    ] {
-        let limiter: Memory<u32, _> = Memory::builder(vec![limit]).clock(TokioClock::new()).build().expect("a limit");
+    for limit in [of_all(FixedWindow::new(Quota::per_second(3))), of_all(Gcra::new(Quota::per_second(3)).burst(2))] {
+        let limiter = several(vec![limit]);
         let (order, mut callers) = (Arc::new(std::sync::Mutex::new(Vec::new())), Vec::new());
         for caller in 0..20_u32 {
             let (limiter, order) = (limiter.clone(), Arc::clone(&order));
@@ -202,7 +204,7 @@ async fn callers_of_one_limit_start_in_order_of_arrival() {
 #[tokio::test(start_paused = true)]
 async fn callers_of_own_limiters_share_no_starts() {
     #[derive(Clone)]
-    struct Own(Memory<str, Gcra>);
+    struct Own(BoxLimiter<str>);
 
     impl Limiter<str> for Own {
         fn acquire(&self, key: &str, options: AcquireOptions) -> LimiterFuture<Outcome> {
@@ -234,7 +236,7 @@ async fn callers_of_own_limiters_share_no_starts() {
 #[tokio::test(start_paused = true)]
 async fn items_cost_what_cost_by_returns() {
     let messages = ["four", "seventeen letters", "", "x", "exactly twenty bytes"];
-    let limiter = || memory::<u64, _>(Gcra::new(Quota::per_second(10)).burst(20));
+    let limiter = || memory::<u64>(Gcra::new(Quota::per_second(10)).burst(20));
     let expected: Vec<_> = [4_u64, 21, 21, 22, 42].map(|bytes| u128::from(bytes.saturating_sub(20)) * 100).into();
 
     let (started, mut at) = (Instant::now(), Vec::new());
@@ -259,7 +261,7 @@ async fn items_cost_what_cost_by_returns() {
 
 #[test]
 fn until_ready_without_a_timer_is_a_configuration_error() {
-    let limiter = Memory::new(Gcra::new(Quota::per_hour(1)).burst(1));
+    let limiter = support::memory::<str>(Gcra::new(Quota::per_hour(1)).burst(1), ManualClock::new());
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         assert!(until_ready(&limiter, "a", AcquireOptions::default()).await.is_ok());
@@ -370,25 +372,25 @@ impl Sink<u32> for Broken {
 
 #[tokio::test(start_paused = true)]
 async fn item_that_the_sink_cannot_accept_is_not_charged() {
-    let limiter = memory::<u64, _>(FixedWindow::new(Quota::per_hour(2)));
+    let limiter = memory::<u64>(FixedWindow::new(Quota::per_hour(2)));
     let started = Instant::now();
     let mut broken = LimitedSink::new(Broken, limiter.clone(), 7);
     let error = broken.send(1).await.expect_err("a closed sink");
     assert!(matches!(&error, LimitedSinkError::Sink(error) if error.kind() == std::io::ErrorKind::BrokenPipe));
-    assert_eq!(limiter.check(&7, 0).remaining(), Some(2));
+    assert_eq!(limiter.check(&7, 0).await.expect("a decision").remaining(), Some(2));
 
     // A flush and a readiness without an item charge nothing.
     let mut items: LimitedSink<_, _, _, u32> = LimitedSink::new(sink::drain(), limiter.clone(), 7);
     items.flush().await.expect("flushed");
-    assert_eq!(limiter.check(&7, 0).remaining(), Some(2));
+    assert_eq!(limiter.check(&7, 0).await.expect("a decision").remaining(), Some(2));
     for _ in 0..2 {
         poll_fn(|cx| Pin::new(&mut items).poll_ready(cx)).await.expect("ready");
     }
     items.send(1).await.expect("accepted");
-    assert_eq!(limiter.check(&7, 0).remaining(), Some(1));
+    assert_eq!(limiter.check(&7, 0).await.expect("a decision").remaining(), Some(1));
     assert_eq!(started.elapsed(), Duration::ZERO, "in a later window");
     items.send(2).await.expect("accepted");
-    assert_eq!(limiter.check(&7, 0).remaining(), Some(0), "each item is charged");
+    assert_eq!(limiter.check(&7, 0).await.expect("a decision").remaining(), Some(0), "each item is charged");
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,10 +21,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Du
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::{Gcra, Memory, Quota, ReadAheadLayer, TokioClock};
+use tower_ratelimit::{Gcra, Quota, ReadAheadLayer, TokioClock};
 
 use crate::process::{Folder, Process, free_port, wait_until};
-use crate::support::{BoxExecutor, Task, page_layer, spawn};
+use crate::support::{BoxExecutor, Task, memory, page_layer, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than what a network needs for a packet, so that the server reads twice.
@@ -155,7 +155,7 @@ enum Server {
 fn app(server: Server, quota: Quota, max_waiters: usize) -> (Router, Waits, ReadAheadLayer) {
     let waits = Waits::default();
     let observed = waits.clone();
-    let limiter = Memory::builder(Gcra::new(quota).burst(1)).clock(TokioClock::new()).build().expect("a limit");
+    let limiter = memory(Gcra::new(quota).burst(1), TokioClock::new());
     let limit = page_layer(limiter).max_wait(10 * SECOND).max_waiters(max_waiters);
     let limit = match server {
         Server::Default => limit,

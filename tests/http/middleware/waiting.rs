@@ -10,16 +10,16 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt as _};
-use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::response::{BoxError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket,
+    TokioClock, Verdict,
 };
 use tower_test::mock;
 
 use crate::support::{
-    Act, Counter, Failure, Limited, Pool, Rejecting, RemoteLimiter, StubLimiter, TestRequest, decision, limited,
-    rejecting,
+    Act, ByNumber, Counter, Failure, Limited, Pool, Rejecting, RemoteLimiter, StubLimiter, TestRequest, decision,
+    limit, limited, memory, rejecting, several,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -28,15 +28,9 @@ fn after(delay: Duration) -> StubLimiter {
     StubLimiter(Ok(decision(Verdict::AllowedAfter(delay))))
 }
 
-type Paced<A> = Memory<&'static str, A>;
-
-fn paced<A: Algorithm>(algorithm: A) -> Paced<A> {
-    Memory::builder(algorithm).max_keys(100).clock(TokioClock::new()).build().expect("a limiter")
-}
-
 /// Creates a limiter of one a second for each key, without bursts.
-fn one_a_second() -> Paced<Gcra> {
-    paced(Gcra::new(Quota::per_second(1)).burst(1))
+fn one_a_second() -> BoxLimiter<&'static str> {
+    memory(Gcra::new(Quota::per_second(1)).burst(1), TokioClock::new())
 }
 
 /// Creates a layer whose requests wait for up to ten seconds.
@@ -45,7 +39,7 @@ fn waiting(limiter: &(impl Limiter<&'static str> + Clone)) -> Rejecting {
 }
 
 /// Returns the delay of one more request.
-fn next_delay(limiter: &Paced<Gcra>) -> Duration {
+fn next_delay(limiter: &BoxLimiter<&'static str>) -> Duration {
     let peeked = limiter.peek(&"a", AcquireOptions::default().max_delay(100 * SECOND)).try_ready().expect("memory");
     peeked.expect("a decision").delay()
 }
@@ -145,7 +139,9 @@ async fn waiting_request_returns_the_readiness_error_and_its_start_goes_to_the_n
 
 #[tokio::test(start_paused = true)]
 async fn hold_of_a_waiting_request_whose_service_fails_is_released() {
-    let limiter = paced(FixedWindow::new(Quota::per_hour(1)));
+    let window = FixedWindow::new(Quota::per_hour(1));
+    let store = Memory::<u32, _>::builder(window).clock(TokioClock::new()).build().expect("a limiter");
+    let limiter = ByNumber(BoxLimiter::new(store.clone()));
     let (inner, mut handle) = mock::pair::<TestRequest, usize>();
     let whole = |held: u64, _: Result<&usize, &BoxError>| held;
     let mut service = mock::Spawn::new(waiting(&limiter).settle(whole).layer(inner));
@@ -158,8 +154,8 @@ async fn hold_of_a_waiting_request_whose_service_fails_is_released() {
     handle.send_error(Failure);
     assert_eq!(assert_ready_err!(response.poll()).downcast_ref(), Some(&Failure));
     sleep(SECOND).await;
-    assert_eq!(limiter.usage()[0].held, 0);
-    assert!(limiter.check(&"a", 1).is_allowed(), "nothing was charged");
+    assert_eq!(store.usage()[0].held, 0);
+    assert!(limiter.check(&"a", 1).await.expect("a decision").is_allowed(), "nothing was charged");
 }
 
 /// The request is dropped at each stage.
@@ -239,8 +235,7 @@ async fn max_waiters_bounds_the_waiting_requests_of_a_layer() {
 /// Without a timer the server is misconfigured. The request is not charged.
 #[test]
 fn delayed_request_is_rejected_outside_of_a_runtime() {
-    let limiter = Memory::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(ManualClock::new()).build();
-    let (limiter, pool) = (limiter.expect("a limiter"), Pool::new(1));
+    let (limiter, pool) = (memory(Gcra::new(Quota::per_second(1)).burst(1), ManualClock::new()), Pool::new(1));
     let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
     assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
     let error = assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
@@ -265,9 +260,9 @@ where
 }
 
 /// Ten requests a second, and a limit of tokens, of which each request costs fifty.
-fn requests_and_tokens(tokens: TokenBucket) -> (Limit<Gcra>, Limit<TokenBucket>) {
+fn requests_and_tokens(tokens: TokenBucket) -> BoxLimiter<&'static str> {
     let requests = Limit::new("requests", Gcra::new(Quota::per_second(10)).burst(1)).fixed_cost(1);
-    (requests, Limit::new("tokens", tokens))
+    several([DynLimit::new(requests), limit("tokens", tokens)], TokioClock::new())
 }
 
 fn fifty(_: &TestRequest) -> u64 {
@@ -277,8 +272,7 @@ fn fifty(_: &TestRequest) -> u64 {
 /// The estimated wait of a request counts its cost on the limit that it waits for: one request, not 50 tokens.
 #[tokio::test(start_paused = true)]
 async fn requests_wait_for_a_limit_with_a_fixed_cost_by_that_cost() {
-    let limits = requests_and_tokens(TokenBucket::new(Quota::per_second(1000)));
-    let limiter = Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter");
+    let limiter = requests_and_tokens(TokenBucket::new(Quota::per_second(1000)));
     let layer = rejecting(limiter).cost(fifty).max_wait(SECOND);
     let pool = Pool::new(100);
     let expected = [0, 100, 200, 300, 400, 500, 600, 700];
@@ -291,8 +285,7 @@ async fn requests_wait_for_a_limit_with_a_fixed_cost_by_that_cost() {
 /// The second limit denies requests that the first one lets through: they move to its queue, with their cost there.
 #[tokio::test(start_paused = true)]
 async fn requests_move_between_limits_of_different_costs() {
-    let limits = requests_and_tokens(TokenBucket::new(Quota::per_second(50)).burst(100));
-    let limiter = Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter");
+    let limiter = requests_and_tokens(TokenBucket::new(Quota::per_second(50)).burst(100));
     let layer = rejecting(limiter).cost(fifty).max_wait(5 * SECOND);
     // The burst of tokens lasts for two requests; then each waits for fifty tokens.
     assert_eq!(starts(layer.layer(Pool::new(100).service()), 5).await, [0, 100, 1000, 2000, 3000]);

@@ -5,7 +5,7 @@
 //! bodies. A client that waits for `Retry-After` is allowed.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
@@ -18,26 +18,22 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::{
-    BoxLimiter, DynLimit, FixedWindow, Gcra, Http, Limit, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
-    SlidingLog,
-};
+use tower_ratelimit::{DynLimit, FixedWindow, Gcra, Http, ManualClock, PeerIp, Quota, RateLimitLayer, SlidingLog};
 
 use crate::fields::{limits, policies, retry_after};
-use crate::support::{named, serve, spawn};
+use crate::support::{self, named, serve, several, spawn};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns a page that is limited by the address of the client, and its clock.
-fn site(limits: Vec<DynLimit<IpAddr>>) -> (Router, ManualClock) {
+fn site(limits: Vec<DynLimit<u32>>) -> (Router, ManualClock) {
     let clock = ManualClock::new();
-    let limiter = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("a limiter");
-    let layer = RateLimitLayer::new(PeerIp::new(), BoxLimiter::new(limiter));
+    let layer = RateLimitLayer::new(PeerIp::new(), several(limits, clock.clone()));
     (Router::new().route("/", get(async || "hello")).layer(layer), clock)
 }
 
-fn limit(algorithm: impl Algorithm) -> DynLimit<IpAddr> {
-    DynLimit::new(Limit::new("default", algorithm))
+fn limit(algorithm: impl Algorithm) -> DynLimit<u32> {
+    support::limit("default", algorithm)
 }
 
 /// A kept-alive connection.
@@ -94,11 +90,11 @@ async fn client_is_allowed_exactly_after_retry_after() {
 /// A client that waits for `Retry-After` seconds is allowed, whatever the quota.
 #[tokio::test]
 async fn retry_after_is_sufficient_for_every_quota() {
-    let minute = DynLimit::new(Limit::new("minute", FixedWindow::new(Quota::per_minute(5))));
+    let minute = || support::limit("minute", FixedWindow::new(Quota::per_minute(5)));
     for limits in [
         vec![limit(Gcra::new(Quota::per_second(3)).burst(4))],
         vec![limit(Gcra::new(Quota::per_minute(7)).burst(2))],
-        vec![limit(Gcra::new(Quota::per_second(2)).burst(3)), minute],
+        vec![limit(Gcra::new(Quota::per_second(2)).burst(3)), minute()],
         vec![limit(SlidingLog::new(Quota::new(4, 7 * SECOND)))],
     ] {
         let (site, clock) = site(limits);

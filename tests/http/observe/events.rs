@@ -8,14 +8,16 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::time::sleep;
+use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{Credential, Extracted, Global, MissingKey};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
-    FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp, Quota,
-    RateLimitLayer, TokioClock,
+    BoxLimiter, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp,
+    Quota, RateLimitLayer, TokioClock,
 };
 
 use crate::random::Random;
@@ -32,25 +34,44 @@ fn key_of(request: &&'static str) -> Extracted<&'static str> {
 }
 
 type KeyFn = fn(&&'static str) -> Extracted<&'static str>;
-type Page = fn(&'static str) -> Ready<Result<(), BoxError>>;
 
-fn layer<A>(limiter: A, events: &RecordedEvents) -> RateLimitLayer<KeyFn, A, RejectWithError> {
-    RateLimitLayer::new(key_of as KeyFn, limiter).responder(RejectWithError).observe(events.clone())
+/// A service that answers with the request.
+type Echo = BoxCloneSyncService<&'static str, &'static str, BoxError>;
+
+type EchoLayer = RateLimitLayer<KeyFn, BoxLimiter<&'static str>, RejectWithError>;
+
+fn layer(limiter: impl Limiter<&'static str>, events: &RecordedEvents) -> EchoLayer {
+    unobserved(limiter).observe(events.clone())
 }
 
-fn page() -> tower::util::ServiceFn<Page> {
-    service_fn(|_| ready(Ok(())))
+fn unobserved(limiter: impl Limiter<&'static str>) -> EchoLayer {
+    RateLimitLayer::new(key_of as KeyFn, BoxLimiter::new(limiter)).responder(RejectWithError)
 }
 
-fn two_an_hour<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow> {
-    Memory::builder(FixedWindow::new(Quota::per_hour(2))).clock(ManualClock::new()).build().expect("a limiter")
+fn echo() -> Echo {
+    Echo::new(service_fn(|request| ready(Ok(request))))
+}
+
+fn two_an_hour<Key: Hash + 'static>() -> BoxLimiter<Key> {
+    let two = FixedWindow::new(Quota::per_hour(2));
+    BoxLimiter::new(Memory::builder(two).clock(ManualClock::new()).build().expect("a limiter"))
+}
+
+fn memory(algorithm: impl Algorithm) -> BoxLimiter<&'static str> {
+    BoxLimiter::new(Memory::builder(algorithm).clock(TokioClock::new()).build().expect("a limiter"))
+}
+
+/// A page whose response names the limit `default`.
+async fn page(_: http::Request<()>) -> Result<http::Response<http_body_util::Full<bytes::Bytes>>, Infallible> {
+    let response = http::Response::builder().header("ratelimit-policy", "\"default\";q=1;w=1");
+    Ok(response.body(http_body_util::Full::default()).expect("a response"))
 }
 
 #[tokio::test]
 async fn immediate_decision_emits_one_event() {
     let events = RecordedEvents::default();
     let service =
-        layer(two_an_hour(), &events).cost(|key: &&'static str| if *key == "dear" { 3 } else { 1 }).layer(page());
+        layer(two_an_hour(), &events).cost(|key: &&'static str| if *key == "dear" { 3 } else { 1 }).layer(echo());
     for (request, expected) in [
         ("a", "allowed by default in store"),
         ("a", "allowed by default in store"),
@@ -64,7 +85,7 @@ async fn immediate_decision_emits_one_event() {
         assert_eq!(events.take(), [expected], "{request}");
     }
 
-    let lenient = layer(two_an_hour(), &events).missing_key(MissingKeyPolicy::Exempt).layer(page());
+    let lenient = layer(two_an_hour(), &events).missing_key(MissingKeyPolicy::Exempt).layer(echo());
     lenient.oneshot("missing").await.expect("let through");
     assert_eq!(events.take(), ["missing_key_exempt"]);
 }
@@ -72,12 +93,12 @@ async fn immediate_decision_emits_one_event() {
 #[tokio::test]
 async fn pending_decision_emits_one_event() {
     let events = RecordedEvents::default();
-    let service = layer(Deferred(two_an_hour(), 3), &events).layer(page());
+    let service = layer(Deferred(two_an_hour(), 3), &events).layer(echo());
     for expected in ["allowed", "allowed", "denied"] {
         let _ = service.clone().oneshot("a").await;
         assert_eq!(events.take(), [format!("{expected} by default in store, pended")]);
     }
-    let _ = layer(FailingLimiter, &events).layer(page()).oneshot("a").await;
+    let _ = layer(FailingLimiter, &events).layer(echo()).oneshot("a").await;
     assert_eq!(events.take(), ["failed"]);
 }
 
@@ -85,7 +106,7 @@ async fn pending_decision_emits_one_event() {
 #[tokio::test]
 async fn dropped_pending_decision_emits_abandoned() {
     let events = RecordedEvents::default();
-    let mut service = layer(Deferred(two_an_hour(), 3), &events).layer(page());
+    let mut service = layer(Deferred(two_an_hour(), 3), &events).layer(echo());
     let mut cx = Context::from_waker(Waker::noop());
     for polls in 0..3 {
         let mut future = Box::pin(service.ready().await.expect("ready").call("a"));
@@ -101,8 +122,8 @@ async fn dropped_pending_decision_emits_abandoned() {
 #[tokio::test(start_paused = true)]
 async fn waiting_request_emits_the_wait_and_its_outcome() {
     let events = RecordedEvents::default();
-    let queue = Memory::builder(LeakyQueue::new(Quota::per_second(1)).max_waiting(3)).clock(TokioClock::new()).build();
-    let mut service = layer(queue.expect("a limiter"), &events).layer(page());
+    let queue = memory(LeakyQueue::new(Quota::per_second(1)).max_waiting(3));
+    let mut service = layer(queue, &events).layer(echo());
     service.ready().await.expect("ready").call("a").await.expect("the first starts immediately");
     assert_eq!(events.take(), ["allowed by default in store"]);
 
@@ -123,10 +144,9 @@ async fn waiting_request_emits_the_wait_and_its_outcome() {
 #[tokio::test(start_paused = true)]
 async fn waiter_that_acquires_again_emits_one_outcome() {
     let events = RecordedEvents::default();
-    let window = FixedWindow::new(Quota::per_second(1));
-    let limiter = Memory::builder(window).clock(TokioClock::new()).build().expect("a limiter");
-    let limited = layer(limiter, &events).max_wait(Duration::from_secs(5)).max_waiters(1);
-    let mut service = limited.layer(page());
+    let limited =
+        layer(memory(FixedWindow::new(Quota::per_second(1))), &events).max_wait(Duration::from_secs(5)).max_waiters(1);
+    let mut service = limited.layer(echo());
     service.ready().await.expect("ready").call("a").await.expect("within the limit");
     assert_eq!(events.take(), ["allowed by default in store"]);
     let waiting = service.ready().await.expect("ready").call("a");
@@ -147,41 +167,32 @@ async fn waiting_request_emits_abandoned_when_the_service_fails() {
     #[derive(Clone)]
     struct Once(bool);
     impl Service<&'static str> for Once {
-        type Response = ();
+        type Response = &'static str;
         type Error = BoxError;
-        type Future = Ready<Result<(), BoxError>>;
+        type Future = Ready<Result<&'static str, BoxError>>;
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
             if std::mem::take(&mut self.0) { Poll::Ready(Ok(())) } else { Poll::Ready(Err("gone".into())) }
         }
-        fn call(&mut self, _: &'static str) -> Self::Future {
-            ready(Ok(()))
+        fn call(&mut self, request: &'static str) -> Self::Future {
+            ready(Ok(request))
         }
     }
     let events = RecordedEvents::default();
-    let queue = Memory::builder(LeakyQueue::new(Quota::per_second(1))).clock(TokioClock::new()).build();
-    let queue = queue.expect("a limiter");
-    let layer = layer(queue, &events);
-    layer.layer(Once(true)).oneshot("a").await.expect("an immediate start");
+    let layer = layer(memory(LeakyQueue::new(Quota::per_second(1))), &events);
+    layer.layer(Echo::new(Once(true))).oneshot("a").await.expect("an immediate start");
     events.take();
-    layer.layer(Once(true)).oneshot("a").await.expect_err("gone");
+    layer.layer(Echo::new(Once(true))).oneshot("a").await.expect_err("gone");
     assert_eq!(events.take(), ["waits", "waited 1s", "abandoned Waiting"]);
-}
-
-#[tokio::test]
-async fn settlement_is_observed_with_the_held_and_the_actual_cost() {
-    let events = RecordedEvents::default();
-    let layer = layer(two_an_hour(), &events).settle(|_: u64, _: Result<&(), &BoxError>| 0_u64);
-    layer.layer(page()).oneshot("a").await.expect("within the limit");
-    assert_eq!(events.take(), ["allowed by default in store", "settled 1 -> 0"]);
 }
 
 /// A response future that is dropped settles the whole held cost.
 #[tokio::test]
-async fn dropped_response_is_observed_as_settled_whole() {
+async fn settlement_is_observed_with_the_held_and_the_actual_cost() {
     let events = RecordedEvents::default();
-    let hangs = service_fn(|_: &'static str| std::future::pending::<Result<(), BoxError>>());
-    let layer = layer(two_an_hour(), &events).settle(|_: u64, _: Result<&(), &BoxError>| 0_u64);
-    let mut service = layer.layer(hangs);
+    let layer = layer(two_an_hour(), &events).settle(|_: u64, _: Result<&&'static str, &BoxError>| 0_u64);
+    let mut service = layer.layer(echo());
+    service.ready().await.expect("ready").call("a").await.expect("within the limit");
+    assert_eq!(events.take(), ["allowed by default in store", "settled 1 -> 0"]);
     drop(service.ready().await.expect("ready").call("a"));
     assert_eq!(events.take(), ["allowed by default in store", "settled 1 -> 1"]);
 }
@@ -200,7 +211,7 @@ async fn several_observers_receive_decisions_with_shadow_denials() {
         counted.fetch_add(decision.shadow_denials().count(), std::sync::atomic::Ordering::Relaxed);
     });
     for _ in 0..3 {
-        layer.layer(page()).oneshot("a").await.expect("within the limit");
+        layer.layer(echo()).oneshot("a").await.expect("within the limit");
     }
     assert_eq!(first.take(), ["allowed by smooth in store"; 3]);
     assert_eq!(second.take().len(), 3);
@@ -210,13 +221,9 @@ async fn several_observers_receive_decisions_with_shadow_denials() {
 /// Thousands of requests: decided immediately or later, forwarded, denied, waiting, and dropped at any time.
 #[tokio::test(start_paused = true)]
 async fn each_request_emits_one_terminal_event_under_random_drops() {
-    async fn round<A: Limiter<&'static str> + Clone + Send + Sync + 'static>(
-        limiter: A,
-        events: &RecordedEvents,
-        random: &mut Random,
-    ) {
+    async fn round(limiter: impl Limiter<&'static str>, events: &RecordedEvents, random: &mut Random) {
         let waiting = layer(limiter, events).max_wait(Duration::from_secs(3)).max_waiters(4).max_waiters_per_key(4);
-        let mut service = waiting.layer(page());
+        let mut service = waiting.layer(echo());
         let mut cx = Context::from_waker(Waker::noop());
         let mut in_flight = Vec::new();
         for sent in 1..=200_usize {
@@ -250,10 +257,8 @@ async fn each_request_emits_one_terminal_event_under_random_drops() {
     let mut random = Random::new(42);
     let events = RecordedEvents::default();
     for _ in 0..10 {
-        let queue = Memory::builder(LeakyQueue::new(Quota::per_second(1)).max_waiting(3)).clock(TokioClock::new());
-        let queue = queue.build().expect("a limiter");
-        let window = Memory::builder(FixedWindow::new(Quota::per_second(3))).clock(TokioClock::new());
-        let window = window.build().expect("a limiter");
+        let queue = memory(LeakyQueue::new(Quota::per_second(1)).max_waiting(3));
+        let window = memory(FixedWindow::new(Quota::per_second(3)));
         round(queue.clone(), &events, &mut random).await;
         round(window.clone(), &events, &mut random).await;
         round(Deferred(queue, 2), &events, &mut random).await;
@@ -266,9 +271,8 @@ async fn each_request_emits_one_terminal_event_under_random_drops() {
 async fn observer_does_not_change_responses() {
     let answers = |observed: bool| async move {
         let events = RecordedEvents::default();
-        let unobserved = RateLimitLayer::new(key_of as KeyFn, two_an_hour()).responder(RejectWithError);
-        let layer = if observed { unobserved.observe(events) } else { unobserved };
-        let service = layer.layer(service_fn(|request: &'static str| ready(Ok::<_, BoxError>(request))));
+        let layer = if observed { layer(two_an_hour(), &events) } else { unobserved(two_an_hour()) };
+        let service = layer.layer(echo());
         let mut answers = Vec::new();
         for request in ["a", "a", "a", "exempt", "missing", "misconfigured", "b"] {
             let answer = pin!(service.clone().oneshot(request)).await;
@@ -282,10 +286,6 @@ async fn observer_does_not_change_responses() {
 /// A warning of the responder reaches the observers for immediate, pending and settled decisions.
 #[tokio::test]
 async fn a_repeated_limit_name_is_reported_on_every_path() {
-    async fn page(_: http::Request<()>) -> Result<http::Response<http_body_util::Full<bytes::Bytes>>, Infallible> {
-        let response = http::Response::builder().header("ratelimit-policy", "\"default\";q=1;w=1");
-        Ok(response.body(http_body_util::Full::default()).expect("a response"))
-    }
     fn warnings(events: &RecordedEvents) -> usize {
         events.take().iter().filter(|event| event.starts_with("warning: ") && event.contains("\"default\"")).count()
     }
@@ -298,8 +298,8 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         }
         assert_eq!(warnings(&events), 1, "once for all clones of a layer");
 
-        let deferred =
-            RateLimitLayer::new(Global, Deferred(two_an_hour(), 1)).responder(responder).observe(events.clone());
+        let deferred = RateLimitLayer::new(Global, BoxLimiter::new(Deferred(two_an_hour(), 1)));
+        let deferred = deferred.responder(responder).observe(events.clone());
         let Ok(_) = deferred.layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "a decision that pended");
 
@@ -326,19 +326,19 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
 /// Without connect info every request would be exempt: no request has a key, and nobody asked for that.
 #[tokio::test]
 async fn exemption_for_want_of_a_peer_warns_once() {
-    async fn page(_: http::Request<()>) -> Result<http::Response<http_body_util::Full<bytes::Bytes>>, Infallible> {
-        Ok(http::Response::default())
-    }
     let with_key = || http::Request::get("/").header("x-api-key", "k").body(()).expect("a request");
     let key = Credential::api_key("x-api-key").or(PeerIp::new());
     for policy in [MissingKeyPolicy::Exempt, MissingKeyPolicy::Reject] {
         let events = RecordedEvents::default();
         let layer = RateLimitLayer::new(key.clone(), two_an_hour()).missing_key(policy).observe(events.clone());
-        let Ok(_) = layer.layer(service_fn(page)).oneshot(with_key()).await;
+        let page = service_fn(async |_: http::Request<()>| {
+            Ok::<_, Infallible>(http::Response::new(http_body_util::Full::<bytes::Bytes>::default()))
+        });
+        let Ok(_) = layer.layer(page).oneshot(with_key()).await;
         assert!(!events.take().iter().any(|event| event.starts_with("warning")), "the first key is there");
         for clone in [layer.clone(), layer] {
             for _ in 0..3 {
-                let Ok(_) = clone.layer(service_fn(page)).oneshot(http::Request::new(())).await;
+                let Ok(_) = clone.layer(page).oneshot(http::Request::new(())).await;
             }
         }
         let events = events.take();
@@ -356,10 +356,6 @@ async fn exemption_for_want_of_a_peer_warns_once() {
 /// Each kind of warning is emitted once, whatever other warnings came before.
 #[tokio::test]
 async fn a_warning_does_not_suppress_one_of_another_kind() {
-    async fn page(_: http::Request<()>) -> Result<http::Response<http_body_util::Full<bytes::Bytes>>, Infallible> {
-        let response = http::Response::builder().header("ratelimit-policy", "\"default\";q=1;w=1");
-        Ok(response.body(http_body_util::Full::default()).expect("a response"))
-    }
     let events = RecordedEvents::default();
     let key = Credential::api_key("x-api-key").or(PeerIp::new());
     let layer = RateLimitLayer::new(key, two_an_hour()).missing_key(MissingKeyPolicy::Exempt).observe(events.clone());

@@ -5,15 +5,16 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use http::Request;
+use http::{Request, Response};
+use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{Credential, Extracted, Header, MissingKey};
 use tower_ratelimit::observe::Tracing;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    FixedWindow, LeakyQueue, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer,
-    TokioClock,
+    BoxLimiter, ExtractKey, FixedWindow, LeakyQueue, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
+    Redis, RedisServer, TokioClock,
 };
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -62,21 +63,34 @@ fn request(name: &str, value: &str) -> Request<()> {
     request
 }
 
-async fn send<K, A>(layer: &RateLimitLayer<K, A, RejectWithError>, request: Request<()>)
+async fn send<K>(layer: &RateLimitLayer<K, BoxLimiter<K::Key>, RejectWithError>, request: Request<()>)
 where
-    K: tower_ratelimit::ExtractKey<Request<()>, Key: Hash + Send + Sync + 'static> + Clone,
-    A: Limiter<K::Key> + Clone + Send + Sync + 'static,
+    K: ExtractKey<Request<()>, Key: Hash + Send + Sync + 'static> + Clone,
 {
-    let service = layer.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
-    let _ = service.oneshot(request).await;
+    let _ = layer.layer(page()).oneshot(request).await;
 }
 
-fn once<Key: Hash + ?Sized>() -> Memory<Key, FixedWindow> {
+fn page() -> BoxCloneSyncService<Request<()>, Response<()>, BoxError> {
+    BoxCloneSyncService::new(service_fn(async |_: Request<()>| Ok(Response::new(()))))
+}
+
+fn once<Key: Hash + 'static>() -> BoxLimiter<Key> {
+    BoxLimiter::new(memory())
+}
+
+fn memory<Key: Hash>() -> Memory<Key, FixedWindow> {
     Memory::builder(FixedWindow::new(Quota::per_hour(1))).clock(ManualClock::new()).build().expect("a limiter")
 }
 
-fn layer<K, A>(key: K, limiter: A) -> RateLimitLayer<K, A, RejectWithError> {
-    RateLimitLayer::new(key, limiter).responder(RejectWithError).observe(Tracing::new("api"))
+fn layer<K, Key: 'static>(key: K, limiter: impl Limiter<Key>) -> RateLimitLayer<K, BoxLimiter<Key>, RejectWithError> {
+    unobserved(key, limiter).observe(Tracing::new("api"))
+}
+
+fn unobserved<K, Key: 'static>(
+    key: K,
+    limiter: impl Limiter<Key>,
+) -> RateLimitLayer<K, BoxLimiter<Key>, RejectWithError> {
+    RateLimitLayer::new(key, BoxLimiter::new(limiter)).responder(RejectWithError)
 }
 
 fn level(line: &str) -> &str {
@@ -111,7 +125,7 @@ async fn log_contains_no_secret_and_no_key() {
         Extracted::Missing(MissingKey::from_request(format!("there is no user {user}")))
     };
     send(&layer(with_reason, once()), request("x-user", SECRET)).await;
-    once::<u8>().report_usage(&Tracing::new("api"));
+    memory::<u8>().report_usage(&Tracing::new("api"));
 
     // No server listens there, and the address contains a password.
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("its address");
@@ -143,7 +157,7 @@ async fn log_contains_no_secret_and_no_key() {
 
     // The reason is logged if configured.
     let reasons = Tracing::new("api").log_reasons(true);
-    let reasons = RateLimitLayer::new(with_reason, once()).responder(RejectWithError).observe(reasons);
+    let reasons = unobserved(with_reason, once()).observe(reasons);
     send(&reasons, request("x-user", "alice")).await;
     assert!(log.take()[0].contains("there is no user alice"));
 }
@@ -160,11 +174,9 @@ async fn warnings_are_logged_once() {
     assert_eq!(lines.iter().map(|line| level(line)).collect::<Vec<_>>(), ["WARN", "DEBUG", "DEBUG"]);
     assert!(lines[0].contains("into_make_service_with_connect_info"), "{}", lines[0]);
 
-    let too_costly = RateLimitLayer::new(PeerIp::new(), once()).cost(|_: &Request<()>| 2).responder(RejectWithError);
-    let too_costly = too_costly.observe(Tracing::new("api"));
+    let too_costly = layer(PeerIp::new(), once()).cost(|_: &Request<()>| 2).layer(page());
     for _ in 0..3 {
-        let service = too_costly.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
-        let _ = service.oneshot(request("x-any", "x")).await;
+        let _ = too_costly.clone().oneshot(request("x-any", "x")).await;
     }
     let warnings: Vec<_> = log.take().into_iter().filter(|line| level(line) == "WARN").collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
@@ -177,8 +189,8 @@ async fn warnings_are_logged_once() {
 async fn outage_is_logged_at_its_beginning_and_its_end() {
     let (log, _guard) = CapturedLog::start();
     let tracing = Tracing::new("api");
-    let broken = RateLimitLayer::new(PeerIp::new(), FailingLimiter).responder(RejectWithError).observe(tracing.clone());
-    let mended = RateLimitLayer::new(PeerIp::new(), once()).responder(RejectWithError).observe(tracing);
+    let broken = unobserved(PeerIp::new(), FailingLimiter).observe(tracing.clone());
+    let mended = unobserved(PeerIp::new(), once()).observe(tracing);
     for _ in 0..2 {
         for _ in 0..5 {
             send(&broken, request("x-any", "x")).await;
@@ -192,9 +204,7 @@ async fn outage_is_logged_at_its_beginning_and_its_end() {
 #[tokio::test]
 async fn settlement_is_logged() {
     let (log, _guard) = CapturedLog::start();
-    let layer = RateLimitLayer::new(PeerIp::new(), once()).responder(RejectWithError).settle(OnlyFailures);
-    let service = layer.observe(Tracing::new("api"));
-    let service = service.layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(http::Response::new(()))));
+    let service = layer(PeerIp::new(), once()).settle(OnlyFailures).layer(page());
     let _ = service.oneshot(request("x-any", "x")).await;
     let lines = log.take();
     assert!(lines.iter().any(|line| line.contains("hold settled") && line.contains("held=1 actual=0")), "{lines:#?}");
@@ -207,7 +217,7 @@ async fn span_records_the_outcome() {
     use tracing::{Instrument as _, info, info_span};
 
     let (log, _guard) = CapturedLog::start();
-    let service = layer(PeerIp::new(), once()).layer(service_fn(async |_: Request<()>| Ok::<_, BoxError>(())));
+    let service = layer(PeerIp::new(), once()).layer(page());
     for outcome in ["allowed", "denied"] {
         let span = info_span!("request", ratelimit.outcome = Empty, ratelimit.limit = Empty);
         let answered = async {

@@ -1,9 +1,10 @@
 //! `Observed` emits the events that a layer emits for the same calls.
 
-use std::future::{poll_fn, ready};
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
+use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::Observed;
@@ -37,7 +38,7 @@ fn limiters() -> [BoxLimiter<()>; 4] {
     let in_flight = Memory::builder(in_flight).clock(ManualClock::new()).build().expect("a limiter");
     [
         BoxLimiter::new(memory()),
-        BoxLimiter::new(Deferred(memory(), 2)),
+        BoxLimiter::new(Deferred(BoxLimiter::new(memory()), 2)),
         BoxLimiter::new(FailingLimiter),
         BoxLimiter::new(in_flight),
     ]
@@ -50,32 +51,38 @@ fn comparable(events: &RecordedEvents) -> Vec<String> {
 }
 
 /// Polls a future once.
-async fn is_ready(mut future: Pin<&mut impl Future>) -> bool {
+async fn is_ready(mut future: Pin<&mut (impl Future + ?Sized)>) -> bool {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await
 }
 
 async fn by_layer(limiter: BoxLimiter<()>, end: End) -> Vec<String> {
     let events = RecordedEvents::default();
     let layer = RateLimitLayer::new(Global, limiter).responder(RejectWithError).observe(events.clone());
-    let layer = layer.cost(|cost: &u64| *cost);
-    let page = service_fn(|_: u64| ready(Ok::<_, BoxError>(())));
+    let layer = layer.cost(|cost: &u64| *cost).release_on_response();
+    // A cost that is held is settled by the response, if there is one.
+    let (actual, responds) = match end {
+        End::Charge => (None, true),
+        End::Settle(actual) => (Some(actual), true),
+        End::Drop => (Some(0), false),
+    };
+    let page = service_fn(move |_: u64| async move {
+        if !responds {
+            std::future::pending::<()>().await;
+        }
+        Ok::<_, BoxError>(())
+    });
+    let mut service: BoxCloneSyncService<u64, (), BoxError> = match actual {
+        None => BoxCloneSyncService::new(layer.layer(page)),
+        Some(actual) => {
+            let settled = layer.settle(move |_: u64, _: Result<&(), &BoxError>| actual);
+            BoxCloneSyncService::new(settled.layer(page))
+        }
+    };
     for cost in COSTS {
-        match end {
-            End::Charge => drop(layer.clone().release_on_response().layer(page).oneshot(cost).await),
-            End::Settle(actual) => {
-                let settled = layer.clone().settle(move |_: u64, _: Result<&(), &BoxError>| actual);
-                drop(settled.release_on_response().layer(page).oneshot(cost).await);
-            }
-            End::Drop => {
-                let never = service_fn(|_: u64| std::future::pending::<Result<(), BoxError>>());
-                let settled = layer.clone().settle(|_: u64, _: Result<&(), &BoxError>| 0);
-                let mut service = settled.release_on_response().layer(never);
-                let mut call = Box::pin(service.ready().await.expect("ready").call(cost));
-                for _ in 0..5 {
-                    if is_ready(call.as_mut()).await {
-                        break;
-                    }
-                }
+        let mut call = service.ready().await.expect("ready").call(cost);
+        for _ in 0..5 {
+            if is_ready(call.as_mut()).await {
+                break;
             }
         }
     }
@@ -123,9 +130,9 @@ async fn observed_limiter_emits_the_events_of_the_layer() {
 #[tokio::test]
 async fn dropped_decision_of_an_observed_limiter_is_abandoned() {
     let (events, second) = (RecordedEvents::default(), RecordedEvents::default());
-    let memory = Memory::<str, _>::new(FixedWindow::new(Quota::per_hour(4)));
-    let limiter = Observed::new(Deferred(memory, 2), events.clone()).observe(second.clone());
-    let Err(decision) = limiter.acquire("alice", AcquireOptions::default()).try_ready() else {
+    let memory = Memory::new(FixedWindow::new(Quota::per_hour(4)));
+    let limiter = Observed::new(Deferred(BoxLimiter::new(memory), 2), events.clone()).observe(second.clone());
+    let Err(decision) = limiter.acquire(&(), AcquireOptions::default()).try_ready() else {
         panic!("the decision is pending")
     };
     {
@@ -134,10 +141,10 @@ async fn dropped_decision_of_an_observed_limiter_is_abandoned() {
         assert_eq!(events.take(), [""; 0]);
     }
     assert_eq!(events.take(), ["abandoned Deciding"]);
-    let _ = limiter.check("alice", 1).await.expect("a decision");
+    let _ = limiter.check(&(), 1).await.expect("a decision");
     assert_eq!(events.take(), ["allowed by default in store, pended"]);
     assert_eq!(second.take(), ["abandoned Deciding", "allowed by default in store, pended"]);
-    let _unsupported = limiter.peek("alice", AcquireOptions::default()).await;
+    let _unsupported = limiter.peek(&(), AcquireOptions::default()).await;
     assert_eq!(events.take(), [""; 0]);
 }
 

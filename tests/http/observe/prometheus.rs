@@ -16,13 +16,13 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::get;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use tower_ratelimit::key::{ExactPaths, Header};
+use tower_ratelimit::key::{ExactPaths, Header, KeyText};
 use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::Headers;
 use tower_ratelimit::{
-    DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, PeerIp, Quota,
-    RateLimitInfo, RateLimitLayer, Verdict,
+    BoxLimiter, DecisionSource, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, PeerIp,
+    Quota, RateLimitInfo, RateLimitLayer, Verdict,
 };
 
 use crate::support::{Deferred, FailingLimiter};
@@ -62,11 +62,8 @@ async fn add_grounds(mut response: Response) -> Response {
 }
 
 /// Returns a limited page with its own path and name. The key is `x-tenant`, the cost `x-cost`.
-fn limited<L>(name: &str, limiter: L) -> Router<PrometheusHandle>
-where
-    L: Limiter<tower_ratelimit::key::KeyText> + Clone,
-{
-    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
+fn limited(name: &str, limiter: impl Limiter<KeyText>) -> Router<PrometheusHandle> {
+    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), BoxLimiter::new(limiter))
         .responder(Http::new().headers(Headers::new().response_extension(true)))
         .exempt_if(ExactPaths::new([format!("/{name}/exempt")]))
         .cost(|request: &Request| {
@@ -79,15 +76,12 @@ where
 }
 
 /// Returns a page whose layer holds `x-cost` and settles at `x-actual`.
-fn settled<L>(limiter: L) -> Router<PrometheusHandle>
-where
-    L: Limiter<tower_ratelimit::key::KeyText> + Clone,
-{
+fn settled(limiter: impl Limiter<KeyText>) -> Router<PrometheusHandle> {
     fn number(fields: &HeaderMap, name: &str) -> u64 {
         fields.get(name).and_then(|number| number.to_str().ok()?.parse().ok()).unwrap_or(1)
     }
 
-    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), limiter)
+    let layer = RateLimitLayer::new(Header::from_static("x-tenant"), BoxLimiter::new(limiter))
         .responder(Http::new().headers(Headers::new().response_extension(true)))
         .cost(|request: &Request| number(request.headers(), "x-cost"))
         .settle(|_: u64, answer: Result<&Response, &Infallible>| number(answer.expect("a page").headers(), "x-actual"))
@@ -104,8 +98,8 @@ fn app() -> Router {
     // The clock stands still, so that the results do not depend on the speed of the clients.
     let clock = ManualClock::new();
     let several = (
-        Limit::new("tenant", Gcra::new(Quota::per_hour(10))).keyed_by(|tenant: &tower_ratelimit::key::KeyText| *tenant),
-        Limit::new("all", FixedWindow::new(Quota::per_hour(60))).keyed_by(|_: &tower_ratelimit::key::KeyText| ()),
+        Limit::new("tenant", Gcra::new(Quota::per_hour(10))).keyed_by(|tenant: &KeyText| *tenant),
+        Limit::new("all", FixedWindow::new(Quota::per_hour(60))).keyed_by(|_: &KeyText| ()),
     );
     let several = Memory::builder(several).clock(clock.clone()).build().expect("a limiter");
     let queue = Memory::new(LeakyQueue::new(Quota::per_second(50)).max_waiting(10));
@@ -119,7 +113,7 @@ fn app() -> Router {
     let held = Arc::new(held.expect("an outcome").held.expect("a guard"));
     Router::new()
         .merge(limited("several", several))
-        .merge(limited("slow", Deferred(window(20, &clock), 3)))
+        .merge(limited("slow", Deferred(BoxLimiter::new(window(20, &clock)), 3)))
         .merge(limited("fallback", Fallback::new(FailingLimiter, window(20, &clock))))
         .merge(limited("cached", DeniedCache::with_clock(window(20, &clock), 1000, clock.clone())))
         .merge(limited("open", FailOpen::new(FailingLimiter)))
@@ -134,7 +128,7 @@ fn app() -> Router {
         )
         .merge(
             Router::new().route("/queue", get(async || "page")).layer(
-                RateLimitLayer::new(Header::from_static("x-tenant"), queue)
+                RateLimitLayer::new(Header::from_static("x-tenant"), BoxLimiter::new(queue))
                     .responder(Http::new().headers(Headers::new().response_extension(true)))
                     .observe(Metrics::new("queue")),
             ),

@@ -7,9 +7,9 @@ use http::{Request, Response};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{ExactPaths, ExemptIf, FromExtension, Method};
-use tower_ratelimit::{ExtractKey, FixedWindow, Http, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::{ExtractKey, Http, PeerIp, RateLimitLayer};
 
-use crate::support::RecordedEvents;
+use crate::support::{FailingLimiter, RecordedEvents};
 
 type Body = http_body_util::Empty<bytes::Bytes>;
 
@@ -19,9 +19,9 @@ where
     K: ExtractKey<Request<Body>> + Clone,
 {
     let events = RecordedEvents::default();
-    let limiter = Memory::<K::Key, _>::new(FixedWindow::new(Quota::per_hour(10)));
-    let layer =
-        RateLimitLayer::new(extractor, limiter).responder(Http::without_headers().map_body()).observe(events.clone());
+    // Whatever the limiter decides.
+    let layer = RateLimitLayer::new(extractor, FailingLimiter).responder(Http::without_headers().map_body());
+    let layer = layer.observe(events.clone());
     let service = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::default()))));
     for (peer, field) in requests {
         let mut request = Request::new(Body::default());

@@ -11,8 +11,8 @@ use tower_ratelimit::key::Global;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, Decision, Detail, FixedWindow, InFlight, Limit, Limiter, Memory, Quota, RateLimitLayer, Respond,
-    TokioClock,
+    AcquireOptions, BoxLimiter, Decision, Detail, FixedWindow, InFlight, Limit, Limiter, Memory, Quota, RateLimitLayer,
+    Respond, TokioClock,
 };
 
 use crate::support::Deferred;
@@ -103,11 +103,12 @@ fn settle(_: u64, result: Result<&At, &BoxError>) -> u64 {
 }
 
 /// Sends one request for each place, and returns the events, and the usage that `counts` has.
-async fn run<A, C>(limiter: A, counts: C, places: &[At], max_wait: Option<Duration>) -> (Seen, u64)
-where
-    A: Limiter<()> + Clone,
-    C: Limiter<()>,
-{
+async fn run(
+    limiter: BoxLimiter<()>,
+    counts: BoxLimiter<()>,
+    places: &[At],
+    max_wait: Option<Duration>,
+) -> (Seen, u64) {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let record = Arc::clone(&seen);
     let layer = RateLimitLayer::new(Global, limiter)
@@ -145,15 +146,21 @@ where
     (seen, usage.limit() - usage.remaining())
 }
 
-/// A limiter of a thousand units an hour or a second, with or without a limit on requests in flight.
-fn cost(quota: Quota) -> Memory<(), Limit<FixedWindow>> {
-    Memory::builder(Limit::new("cost", FixedWindow::new(quota))).clock(TokioClock::new()).build().expect("a limiter")
+/// A limiter with a limit on costs.
+fn cost(quota: Quota) -> BoxLimiter<()> {
+    let limit = Limit::new("cost", FixedWindow::new(quota));
+    BoxLimiter::new(Memory::builder(limit).clock(TokioClock::new()).build().expect("a limiter"))
 }
 
-fn with_in_flight() -> Memory<(), (Limit<FixedWindow>, Limit<InFlight>)> {
+/// The same with a limit on requests in flight.
+fn with_in_flight() -> BoxLimiter<()> {
     let cost = Limit::new("cost", FixedWindow::new(Quota::per_hour(1000)));
     let limits = (cost, Limit::new("streams", InFlight::new(900)));
-    Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter")
+    BoxLimiter::new(Memory::builder(limits).clock(TokioClock::new()).build().expect("a limiter"))
+}
+
+fn deferred(limiter: &BoxLimiter<()>, polls: usize) -> BoxLimiter<()> {
+    BoxLimiter::new(Deferred(limiter.clone(), polls))
 }
 
 fn check((seen, usage): (Seen, u64), requests: usize, in_flight: bool, case: &str) {
@@ -171,11 +178,11 @@ async fn each_hold_settles_once_despite_panics() {
         let counts = cost(Quota::per_hour(1000));
         check(run(counts.clone(), counts, &places, None).await, requests, false, &case);
         let counts = cost(Quota::per_hour(1000));
-        check(run(Deferred(counts.clone(), 2), counts, &places, None).await, requests, false, &case);
+        check(run(deferred(&counts, 2), counts, &places, None).await, requests, false, &case);
         let counts = with_in_flight();
         check(run(counts.clone(), counts, &places, None).await, requests, true, &case);
         let counts = with_in_flight();
-        check(run(Deferred(counts.clone(), 1), counts, &places, None).await, requests, true, &case);
+        check(run(deferred(&counts, 1), counts, &places, None).await, requests, true, &case);
     }
 }
 
@@ -184,7 +191,7 @@ async fn each_hold_settles_once_despite_panics() {
 async fn each_hold_settles_once_after_a_wait() {
     for at in EVERYWHERE {
         let limiter = cost(Quota::new(5, Duration::from_secs(1)));
-        let full = limiter.check(&(), AcquireOptions::cost(5));
+        let full = limiter.check(&(), 5).await.expect("a decision");
         assert!(full.is_allowed());
         let result = run(limiter.clone(), limiter, &[at], Some(Duration::from_secs(5))).await;
         // A request that hangs leaves after the period in which its cost is settled.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::observe::{Event, Observer};
-use tower_ratelimit::{AcquireOptions, Error, Limiter};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Error, Limiter};
 
 /// An observer that records every event as a line of text.
 #[derive(Clone, Debug, Default)]
@@ -54,10 +54,10 @@ impl<Key: ?Sized> Limiter<Key> for FailingLimiter {
 }
 
 /// Decides as the inner limiter, after a number of pending polls.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Deferred<L>(pub(crate) L, pub(crate) usize);
+#[derive(Clone, Debug)]
+pub(crate) struct Deferred<Key: ?Sized>(pub(crate) BoxLimiter<Key>, pub(crate) usize);
 
-impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for Deferred<L> {
+impl<Key: ?Sized + 'static> Limiter<Key> for Deferred<Key> {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
         let (acquire, polls) = (self.0.acquire(key, options), self.1);
         LimiterFuture::pending(async move {

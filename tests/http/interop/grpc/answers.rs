@@ -13,8 +13,8 @@ use tower_ratelimit::key::{Extracted, Global, Header};
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, ResponseBody};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
-    RateLimitInfo, RateLimitLayer, Timestamp, Verdict,
+    AcquireOptions, BoxLimiter, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, Limiter, ManualClock,
+    Memory, Quota, RateLimitInfo, RateLimitLayer, Timestamp, Verdict,
 };
 
 type Page = Response<ResponseBody<Full<Bytes>>>;
@@ -37,8 +37,8 @@ impl Limiter<()> for StubLimiter {
     }
 }
 
-async fn send<L: Limiter<()> + Clone>(limiter: L, responder: Grpc) -> Page {
-    let service = RateLimitLayer::new(Global, limiter).responder(responder).layer(service_fn(ok));
+async fn send(limiter: impl Limiter<()>, responder: Grpc) -> Page {
+    let service = RateLimitLayer::new(Global, BoxLimiter::new(limiter)).responder(responder).layer(service_fn(ok));
     service.oneshot(call()).await.unwrap_or_else(|never| match never {})
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
@@ -16,7 +17,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::retry::{GrpcHint, RetryAfter, RetryHint};
 
-use super::support::{Counting, check_request, connect, listen, per_minute};
+use super::support::{Counting, Limited, check_request, connect, listen, per_minute, serve};
 use crate::tasks::spawn;
 
 /// Checks all parts of a rejection.
@@ -33,13 +34,19 @@ fn assert_rejected(status: &Status, wait: Duration, limit: i64) {
     assert_eq!((violations[0].quota_id.as_str(), violations[0].quota_value), ("default", limit));
 }
 
-#[tokio::test]
-async fn tonic_server_is_limited_by_peer() {
-    let (layer, clock) = per_minute(3);
+/// Starts tonic's server with the layer around all its services.
+async fn limited_server(layer: Limited) -> (SocketAddr, Counting) {
     let (listener, address) = listen().await;
     let handler = Counting::default();
     let server = Server::builder().layer(layer).add_service(handler.service());
     spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    (address, handler)
+}
+
+#[tokio::test]
+async fn tonic_server_is_limited_by_peer() {
+    let (layer, clock) = per_minute(3);
+    let (address, handler) = limited_server(layer).await;
 
     let mut client = connect(address).await;
     for _ in 0..3 {
@@ -65,24 +72,14 @@ async fn layer_limits_one_tonic_service() {
 
     let handler = Counting::default();
     // The name comes from the limited service, from tonic's `named_layer`, or through an interceptor.
-    let (layer, _clock) = per_minute(1);
-    let (listener, by_name) = listen().await;
-    let server = Server::builder().add_service(layer.layer(handler.service()));
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-
-    let (layer, _clock) = per_minute(1);
-    let (listener, by_named_layer) = listen().await;
-    let server = Server::builder().add_service(layer.named_layer(handler.service()));
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-
-    let (layer, _clock) = per_minute(1);
-    let (listener, by_interceptor) = listen().await;
+    let layer = || per_minute(1).0;
     let intercepted = InterceptedService::new(handler.service(), Ok::<_, Status>);
-    let server = Server::builder().add_service(layer.layer(intercepted));
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-
-    for address in [by_name, by_named_layer, by_interceptor] {
-        let mut client = connect(address).await;
+    for routes in [
+        Routes::new(layer().layer(handler.service())),
+        Routes::new(layer().named_layer(handler.service())),
+        Routes::new(layer().layer(intercepted)),
+    ] {
+        let mut client = connect(serve(routes.into_axum_router()).await).await;
         client.check(check_request("")).await.expect("within the limit");
         assert_eq!(client.check(check_request("")).await.expect_err("over the limit").code(), Code::ResourceExhausted);
     }
@@ -100,11 +97,7 @@ async fn layer_limits_an_intercepted_service() {
         if call.metadata().contains_key("forbidden") { Err(Status::permission_denied("forbidden")) } else { Ok(call) }
     };
     let service = HealthServer::with_interceptor(handler.clone(), interceptor);
-    let (listener, address) = listen().await;
-    let server = Server::builder().add_service(layer.layer(service));
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-
-    let mut client = connect(address).await;
+    let mut client = connect(serve(Routes::new(layer.layer(service)).into_axum_router()).await).await;
     client.check(check_request("")).await.expect("within the limit");
     let mut forbidden = tonic::Request::new(check_request(""));
     forbidden.metadata_mut().insert("forbidden", "yes".parse().expect("ASCII"));
@@ -118,10 +111,7 @@ async fn layer_limits_an_intercepted_service() {
 #[tokio::test]
 async fn stream_is_charged_as_one_call() {
     let (layer, clock) = per_minute(2);
-    let (listener, address) = listen().await;
-    let handler = Counting::default();
-    let server = Server::builder().layer(layer).add_service(handler.service());
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let (address, handler) = limited_server(layer).await;
 
     let mut client = connect(address).await;
     let mut stream = client.watch(check_request("")).await.expect("within the limit").into_inner();
@@ -199,10 +189,7 @@ async fn assert_one_call_a_minute_over_tls(address: SocketAddr, certificate: &st
 #[tokio::test]
 async fn grpc_client_retries_after_the_hint() {
     let (layer, clock) = per_minute(1);
-    let (listener, address) = listen().await;
-    let handler = Counting::default();
-    let server = Server::builder().layer(layer).add_service(handler.service());
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    let (address, handler) = limited_server(layer).await;
 
     let read = move |_: &HealthCheckRequest, answer: Result<&_, &Status>| match answer {
         Ok::<&tonic::Response<HealthCheckResponse>, _>(_) => RetryHint::None,

@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tonic::Code;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::Grpc;
-use tower_ratelimit::{InFlight, Limit, Memory, PeerIp, RateLimitLayer};
+use tower_ratelimit::{BoxLimiter, InFlight, Limit, Memory, PeerIp, RateLimitLayer};
 
-use super::support::{Counting, check_request, connect, listen};
-use crate::tasks::spawn;
+use super::support::{Counting, check_request, connect};
 
 type Limiter = Memory<IpAddr, Limit<InFlight>>;
 
@@ -21,7 +18,7 @@ type Limiter = Memory<IpAddr, Limit<InFlight>>;
 async fn serve(max: u64) -> (std::net::SocketAddr, Limiter, watch::Receiver<[usize; 2]>) {
     let limiter: Limiter = Memory::new(Limit::new("streams", InFlight::new(max)));
     let (count, calls) = watch::channel([0; 2]);
-    let layer = RateLimitLayer::new(PeerIp::new(), limiter.clone())
+    let layer = RateLimitLayer::new(PeerIp::new(), BoxLimiter::new(limiter.clone()))
         .responder(Grpc::new())
         .release_on_body_end()
         .observe(move |event: &Event<'_>| match event {
@@ -29,10 +26,7 @@ async fn serve(max: u64) -> (std::net::SocketAddr, Limiter, watch::Receiver<[usi
             Event::InFlightEnded { .. } => count.send_modify(|calls| calls[1] += 1),
             _ => {}
         });
-    let (listener, address) = listen().await;
-    let server = Server::builder().layer(layer).add_service(Counting::default().service());
-    spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
-    (address, limiter, calls)
+    (super::support::serve(Counting::default().routes().layer(layer)).await, limiter, calls)
 }
 
 async fn until_all_have_ended(calls: &mut watch::Receiver<[usize; 2]>) {

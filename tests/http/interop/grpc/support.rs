@@ -6,23 +6,27 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
 use tokio::net::TcpListener;
-use tonic::transport::{Channel, Endpoint};
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tower_ratelimit::response::Grpc;
-use tower_ratelimit::{FixedWindow, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::{BoxLimiter, FixedWindow, ManualClock, Memory, PeerIp, Quota, RateLimitLayer};
 
-pub(crate) type Limited = RateLimitLayer<PeerIp, Memory<IpAddr, FixedWindow>, Grpc>;
+use crate::tasks::spawn;
+
+pub(crate) type Limited = RateLimitLayer<PeerIp, BoxLimiter<IpAddr>, Grpc>;
 
 /// Creates a layer of `limit` a minute for each peer, and its clock.
 pub(crate) fn per_minute(limit: u64) -> (Limited, ManualClock) {
     let clock = ManualClock::new();
     let limiter = Memory::builder(FixedWindow::new(Quota::per_minute(limit))).clock(clock.clone());
-    let layer = RateLimitLayer::new(PeerIp::new(), limiter.build().expect("a limiter"));
-    (layer.responder(Grpc::new()), clock)
+    let limiter = BoxLimiter::new(limiter.build().expect("a limiter"));
+    (RateLimitLayer::new(PeerIp::new(), limiter).responder(Grpc::new()), clock)
 }
 
 /// A health service that counts its calls. It fails for the service `fail`. After the first message of a stream it fails
@@ -33,6 +37,12 @@ pub(crate) struct Counting(Arc<AtomicUsize>);
 impl Counting {
     pub(crate) fn service(&self) -> HealthServer<Self> {
         HealthServer::new(self.clone())
+    }
+
+    /// The service as axum's router, whose layers have one type when they are added: the compiler generates the code of
+    /// tonic's server once.
+    pub(crate) fn routes(&self) -> axum::Router {
+        Routes::new(self.service()).into_axum_router()
     }
 
     pub(crate) fn calls(&self) -> usize {
@@ -76,6 +86,13 @@ pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     (listener, address)
+}
+
+/// Serves the routes by tonic's server.
+pub(crate) async fn serve(routes: axum::Router) -> SocketAddr {
+    let (listener, address) = listen().await;
+    spawn(Server::builder().add_routes(routes.into()).serve_with_incoming(TcpIncoming::from(listener)));
+    address
 }
 
 pub(crate) async fn connect(address: SocketAddr) -> HealthClient<Channel> {
