@@ -1,4 +1,4 @@
-//! Header fields on real sockets: stacked limiters, scripts of other origins, upgraded connections, HTTP/1.1 and
+//! Header fields on real sockets: limits of one name, scripts of other origins, upgraded connections, HTTP/1.1 and
 //! HTTP/2.
 //!
 //! Independent parsers read the fields. The clock is manual.
@@ -29,12 +29,12 @@ use tower_ratelimit::limiter::Chained;
 use tower_ratelimit::observe::{Event, Observer};
 use tower_ratelimit::response::{Headers, Rejection, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Calendar, Clock as _, FixedWindow, Http, Limit, ManualClock, Memory, PeerIp, Quota,
-    RateLimitLayer, Respond, Timestamp,
+    AcquireOptions, BoxLimiter, Calendar, Clock as _, DynLimit, FixedWindow, Http, Limit, ManualClock, Memory, PeerIp,
+    Quota, RateLimitLayer, Respond, Timestamp,
 };
 
 use crate::fields::{legacy, limits, policies, retry_after};
-use crate::support::{named, page_layer, pages, serve, spawn};
+use crate::support::{limit, named, page_layer, pages, serve, several, spawn};
 
 fn layer<K, Key: Hash + 'static>(
     key: K,
@@ -70,36 +70,6 @@ fn exposed(headers: &HeaderMap) -> BTreeSet<String> {
     let lines = headers.get_all("access-control-expose-headers").iter();
     let names = lines.flat_map(|line| line.to_str().expect("ASCII").split(',')).map(|name| name.trim().to_lowercase());
     names.collect()
-}
-
-/// Responses list both limits, and the legacy fields of the more restrictive one, whichever limiter denies.
-#[tokio::test]
-async fn stacked_limiters_send_both_limits_and_the_stricter_legacy_fields() {
-    for version in VERSIONS {
-        let fields = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds));
-        let app = Router::new()
-            .route("/", get(async || "hello"))
-            .layer(layer(PeerIp::new(), "inner", 2, fields))
-            .layer(layer(Global, "outer", 3, fields));
-        let (address, browser) = (serve(app).await, Browser::new(version));
-        for left in [1, 0] {
-            let response = browser.send(Method::GET, address, &[]).await;
-            assert_eq!(response.status(), 200);
-            let read = [("inner".into(), left, Some(60)), ("outer".into(), left + 1, Some(60))];
-            assert_eq!(limits(response.headers()), read);
-            assert_eq!(policies(response.headers()), [("inner".into(), 2, 60), ("outer".into(), 3, 60)]);
-            assert_eq!(legacy(response.headers()), Some([2, left.unsigned_abs(), 60]), "of the more restrictive limit");
-        }
-        // The inner limiter denies. The outer limiter has charged the request.
-        let response = browser.send(Method::GET, address, &[]).await;
-        assert_eq!(response.status(), 429);
-        assert_eq!(limits(response.headers()), [("inner".into(), 0, Some(60)), ("outer".into(), 0, Some(60))]);
-        assert_eq!((legacy(response.headers()), retry_after(response.headers())), (Some([2, 0, 60]), Some(60)));
-        // The outer limiter denies. The inner limiter is not called.
-        let response = browser.send(Method::GET, address, &[]).await;
-        assert_eq!(limits(response.headers()), [("outer".into(), 0, Some(60))]);
-        assert_eq!((legacy(response.headers()), retry_after(response.headers())), (Some([3, 0, 60]), Some(60)));
-    }
 }
 
 /// An observer that records warnings.
@@ -193,8 +163,7 @@ async fn a_handlers_limit_of_the_same_name_emits_one_warning() {
         assert_eq!(warnings.take().len(), usize::from(is_repeated), "{field}: {value}");
     }
 
-    let limiter = || Memory::new(FixedWindow::new(Quota::per_minute(5)));
-    let (warnings, twice) = (Warnings::default(), Chained::new(limiter(), limiter()));
+    let (warnings, twice) = (Warnings::default(), Chained::new(named("default", 5), named("default", 5)));
     let layer = page_layer(twice).observe(warnings.clone());
     let app = Router::new().route("/", get(async || "hello")).layer(layer);
     for _ in 0..2 {
@@ -210,7 +179,7 @@ proptest::proptest! {
     #[test]
     fn limit_names_are_invalid_or_equal_in_fields_and_body(name in "[ -~]{0,12}|\\PC{0,6}|[\"\\\\a\\x00-\\x1f]{1,4}") {
         let limit = Limit::new(name.clone(), FixedWindow::new(Quota::per_minute(1)));
-        let limiter = match Memory::builder(limit).build() {
+        let limiter = match Memory::<u32, _>::builder(vec![DynLimit::new(limit)]).build() {
             Ok(limiter) => limiter,
             Err(error) => {
                 let bad = name.chars().find(|char| !(' '..='~').contains(char) || "\"\\".contains(*char));
@@ -220,7 +189,7 @@ proptest::proptest! {
             }
         };
         let rejection = loop {
-            let decision = limiter.check(&(), AcquireOptions::default());
+            let decision = limiter.check(&0, AcquireOptions::default());
             if !decision.is_allowed() {
                 break Rejection::OverLimit(decision);
             }
@@ -392,8 +361,7 @@ async fn fields_of_a_calendar_have_the_length_and_the_end_of_the_month() {
     let noon = 1_832_846_400;
     for (days, length) in [(0, 31), (2, 29), (35, 31), (70, 30)] {
         let clock = ManualClock::at(Timestamp::from_micros((noon + days * DAY) * 1_000_000));
-        let limit = Limit::new("month", FixedWindow::calendar(1, Calendar::monthly()));
-        let limiter: Memory<(), _> = Memory::builder(limit).clock(clock.clone()).build().expect("a limit");
+        let limiter = several([limit("month", FixedWindow::calendar(1, Calendar::monthly()))], clock.clone());
         let end = Calendar::monthly().window_at(clock.now()).end.as_micros() / 1_000_000;
         let responder = Http::new().headers(Headers::new().legacy(ResetFormat::EpochSeconds));
         let service = page_layer(limiter).responder(responder).layer(pages());

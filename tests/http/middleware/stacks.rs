@@ -12,7 +12,7 @@ use tower_ratelimit::key::{Extracted, Global};
 use tower_ratelimit::response::{Headers, RejectWithError, Rejected, ResetFormat};
 use tower_ratelimit::{BoxLimiter, Http, PeerIp, RateLimitInfo, RateLimitLayer};
 
-use crate::fields::{legacy, limits, policies};
+use crate::fields::{legacy, limits, policies, retry_after};
 use crate::support::{Pool, TestRequest, named, page_layer, per_minute, rejecting};
 
 fn by_all(name: &'static str, limit: u64) -> RateLimitLayer<Global, BoxLimiter<()>> {
@@ -194,7 +194,10 @@ async fn stacked_limiters_add_both_limits_to_the_response() {
                 .layer(by_all("inner", inner).responder(delta_seconds())),
         );
         let response = send(&app, "/").await;
-        assert_eq!(limit_names(response.headers()), ["inner", "outer"]);
+        let remaining =
+            [("inner", inner), ("outer", outer)].map(|(name, limit)| (name.into(), limit.cast_signed() - 1, Some(60)));
+        assert_eq!(limits(response.headers()), remaining);
+        assert_eq!(policies(response.headers()).len(), 2);
         assert_eq!(legacy(response.headers()), Some([2, 1, 60]), "of the limit with the least remaining");
         let name = |response: &Response<Body>| {
             let admission = response.extensions().get::<RateLimitInfo>().expect("a decision").clone();
@@ -211,7 +214,7 @@ async fn stacked_limiters_add_both_limits_to_the_response() {
         let rejected = send(&app, "/").await;
         assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(name(&rejected), strictest, "a denial is more restrictive than any allowed decision");
-        assert_eq!(legacy(rejected.headers()), Some([2, 0, 60]));
+        assert_eq!((legacy(rejected.headers()), retry_after(rejected.headers())), (Some([2, 0, 60]), Some(60)));
         let both = ["inner".to_owned(), "outer".to_owned()];
         assert_eq!(
             limit_names(rejected.headers()),
