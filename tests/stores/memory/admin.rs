@@ -11,12 +11,11 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, FailOpen, Fallback, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, LeakyBucket,
-    LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Verdict, WhenFull,
-    per_key,
+    AcquireOptions, BlockReason, BoxLimiter, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, Limiter,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, WhenFull, per_key,
 };
 
-use crate::immediate::{self, boxed, hold, memory, peek, remaining};
+use crate::immediate::{self, boxed, boxed_limits, every_limit, hold, memory, peek, remaining};
 
 const MICROSECOND: Duration = Duration::from_micros(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -30,16 +29,7 @@ fn result_of<T: Debug>(answer: impl Future<Output = Result<T, Error>>) -> Result
 
 /// Every algorithm, each with a burst of ten.
 fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
-    [
-        boxed(Gcra::new(TEN), clock),
-        boxed(TokenBucket::new(TEN), clock),
-        boxed(LeakyBucket::new(TEN), clock),
-        boxed(LeakyQueue::new(TEN).max_waiting(9), clock),
-        boxed(FixedWindow::new(TEN), clock),
-        boxed(SlidingWindow::new(TEN), clock),
-        boxed(SlidingWindow::new(TEN).weighted(), clock),
-        boxed(SlidingLog::new(TEN), clock),
-    ]
+    every_limit("default").map(|limit| boxed_limits(vec![limit], clock))
 }
 
 fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {

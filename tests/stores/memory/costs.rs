@@ -3,41 +3,20 @@
 use std::time::Duration;
 
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter,
-    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
+    AcquireOptions, BoxLimiter, Decision, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
+    SlidingLog,
 };
 
-use crate::immediate::{acquire, boxed, memory};
+use crate::immediate::{acquire, boxed_limits, every_limit, memory};
 
 const TEN: Quota = Quota::per_minute(10);
 
 /// Every algorithm alone, and as one of two limits.
 fn every_limiter(clock: &ManualClock) -> Vec<BoxLimiter<str>> {
-    macro_rules! limiters {
-        ($($algorithm:expr),+ $(,)?) => {
-            vec![$(
-                boxed($algorithm, clock),
-                {
-                    let limits = (Limit::new("first", $algorithm), Limit::new("second", Gcra::new(TEN)));
-                    boxed(limits, clock)
-                },
-                {
-                    let limits = vec![DynLimit::new(Limit::new("default", $algorithm))];
-                    boxed(limits, clock)
-                },
-            )+]
-        };
-    }
-    limiters![
-        Gcra::new(TEN),
-        TokenBucket::new(TEN),
-        LeakyBucket::new(TEN),
-        LeakyQueue::new(TEN).max_waiting(3),
-        FixedWindow::new(TEN),
-        SlidingWindow::new(TEN),
-        SlidingWindow::new(TEN).weighted(),
-        SlidingLog::new(TEN),
-    ]
+    let alone = every_limit("default").map(|limit| boxed_limits(vec![limit], clock));
+    let second = || DynLimit::new(Limit::new("second", Gcra::new(TEN)));
+    let beside = every_limit("first").map(|limit| boxed_limits(vec![limit, second()], clock));
+    alone.into_iter().chain(beside).collect()
 }
 
 fn content(decision: &Decision) -> String {

@@ -15,7 +15,7 @@ use tower_ratelimit::{
     ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, Timestamp,
 };
 
-use crate::immediate::{self, boxed, memory, ready};
+use crate::immediate::{self, boxed, boxed_limits, memory, ready};
 use crate::random::Random;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -111,7 +111,7 @@ fn escalating_decides_as_the_model() {
             .block_for(block_for.clone())
             .forget_after(forget_after);
         let limits = boxed(Limit::new("api", FixedWindow::new(Quota::new(limit, window))), &clock);
-        let limiter = Escalating::new(limits, boxed(escalation.limits(), &clock), escalation);
+        let limiter = Escalating::new(limits, boxed_limits(escalation.limits(), &clock), escalation);
         let mut model = Model { limit, window, denials, within, block_for, forget_after, keys: HashMap::new() };
         for step in 0..800 {
             clock.advance(Duration::from_millis(match random.below(40) {
@@ -168,7 +168,8 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
         let quota = Quota::new(1 + random.below(4), Duration::from_millis(1 + random.below(5_000)));
         let escalation = Escalation::new("api", Quota::new(1, 30 * MINUTE));
         let limits = (Limit::new("api", SlidingLog::new(quota)), Limit::new("bucket", Gcra::new(quota)));
-        let limiter = Escalating::new(boxed(limits, &clock), boxed(escalation.limits(), &clock), escalation);
+        let limiter =
+            Escalating::new(boxed_limits(limits, &clock), boxed_limits(escalation.limits(), &clock), escalation);
         for _ in 0..500 {
             let decision = acquire(&limiter, &"polite");
             if let Some(wait) = decision.retry_after() {
@@ -187,7 +188,7 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
 
 fn flooded(clock: &ManualClock, escalation: &Escalation) -> impl Fn() -> Decision + use<> {
     let limits = boxed(Limit::new("api", FixedWindow::new(Quota::per_second(1))), clock);
-    let limiter = Escalating::new(limits, boxed(escalation.limits(), clock), escalation.clone());
+    let limiter = Escalating::new(limits, boxed_limits(escalation.limits(), clock), escalation.clone());
     move || acquire(&limiter, "mallory")
 }
 
@@ -227,7 +228,7 @@ fn concurrent_denials_escalate_once_per_step() {
         let escalation = Escalation::new("api", Quota::per_minute(3));
         let limits = boxed(Limit::new("api", FixedWindow::new(Quota::per_hour(1))), &clock);
         let escalated = Arc::new(AtomicUsize::new(0));
-        let limiter = Escalating::new(limits, boxed(escalation.limits(), &clock), escalation).observe({
+        let limiter = Escalating::new(limits, boxed_limits(escalation.limits(), &clock), escalation).observe({
             let escalated = Arc::clone(&escalated);
             move |event: &Event<'_>| {
                 if let Event::Escalated { limit, step, .. } = event {
@@ -399,14 +400,14 @@ fn escalation_of_logins_by_account_and_address_does_not_lock_the_owner_out() {
 
     let clock = ManualClock::new();
     let escalation = Escalation::new("account", Quota::new(10, quarter));
-    let counts = boxed(escalation.limits_by(account), &clock);
+    let counts = boxed_limits(escalation.limits_by(account), &clock);
     let limiter = Escalating::new(boxed(of_account(), &clock), counts, escalation);
     let locked_out = after_attack(&|call| acquire(&limiter, call), &clock);
     assert_eq!(locked_out.block_reason(), Some(BlockReason::Escalation));
 
     let clock = ManualClock::new();
     let escalation = Escalation::new("pair", Quota::new(10, quarter));
-    let counts = boxed(escalation.limits_by(pair), &clock);
+    let counts = boxed_limits(escalation.limits_by(pair), &clock);
     let limiter = Escalating::new(boxed(of_pair(), &clock), counts, escalation);
     assert!(after_attack(&|call| acquire(&limiter, call), &clock).is_allowed());
     let attacker = acquire(&limiter, &call("owner", 66));
@@ -420,7 +421,7 @@ fn escalating_around_a_denied_cache_counts_cached_denials() {
     let limits = boxed(Limit::new("api", FixedWindow::new(Quota::per_hour(1))), &clock);
     let cache = DeniedCache::with_clock(limits, 16, clock.clone());
     let escalation = Escalation::new("api", Quota::per_minute(3));
-    let limiter = Escalating::new(cache, boxed(escalation.limits(), &clock), escalation);
+    let limiter = Escalating::new(cache, boxed_limits(escalation.limits(), &clock), escalation);
     let reasons: Vec<_> = (0..8).map(|_| acquire(&limiter, "mallory").block_reason()).collect();
     let blocked = Some(BlockReason::Escalation);
     assert_eq!(reasons, [None, None, None, None, blocked, blocked, blocked, blocked]);

@@ -1,8 +1,14 @@
 //! Limiters in memory, and their results: they decide immediately and never fail.
 
+use std::hash::Hash;
+
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
-use tower_ratelimit::{AcquireOptions, BoxLimiter, Clock, Decision, Limiter, Memory, MemoryBuilder};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Clock, Decision, DynLimit, FixedWindow, Gcra, IntoLimit, LeakyBucket, LeakyQueue,
+    Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, SelectAlgorithm, SlidingLog, SlidingWindow, SubKeyOf,
+    TokenBucket,
+};
 
 /// Builds a limiter of few keys.
 pub(crate) fn memory<Key, L>(limits: L, clock: &(impl Clock + Clone + 'static)) -> Memory<Key, L>
@@ -13,8 +19,35 @@ where
     MemoryBuilder::new(limits).max_keys(100).clock(clock.clone()).build().expect("valid limits")
 }
 
+/// Builds a limiter of few keys with one limit, which has the same type inside for every limit.
+pub(crate) fn boxed<Key, L>(limit: L, clock: &ManualClock) -> BoxLimiter<Key>
+where
+    Key: ?Sized + 'static,
+    L: IntoLimit,
+    L::Selector: SelectAlgorithm<Key>,
+    L::SubKeyFn: SubKeyOf<Key>,
+    <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
+{
+    boxed_limits(vec![DynLimit::new(limit)], clock)
+}
+
+/// Returns a limit of ten a minute by each algorithm.
+pub(crate) fn every_limit(name: &'static str) -> [DynLimit<str>; 8] {
+    const TEN: Quota = Quota::per_minute(10);
+    [
+        DynLimit::new(Limit::new(name, Gcra::new(TEN))),
+        DynLimit::new(Limit::new(name, TokenBucket::new(TEN))),
+        DynLimit::new(Limit::new(name, LeakyBucket::new(TEN))),
+        DynLimit::new(Limit::new(name, LeakyQueue::new(TEN).max_waiting(9))),
+        DynLimit::new(Limit::new(name, FixedWindow::new(TEN))),
+        DynLimit::new(Limit::new(name, SlidingWindow::new(TEN))),
+        DynLimit::new(Limit::new(name, SlidingWindow::new(TEN).weighted())),
+        DynLimit::new(Limit::new(name, SlidingLog::new(TEN))),
+    ]
+}
+
 /// Builds a limiter of few keys, without its type.
-pub(crate) fn boxed<Key, L>(limits: L, clock: &(impl Clock + Clone + 'static)) -> BoxLimiter<Key>
+pub(crate) fn boxed_limits<Key, L>(limits: L, clock: &(impl Clock + Clone + 'static)) -> BoxLimiter<Key>
 where
     Key: ?Sized + 'static,
     L: MemoryLimits<Key, DefaultHashBuilder> + 'static,

@@ -12,7 +12,7 @@ use tower_ratelimit::{
 };
 
 use crate::chained::Remote;
-use crate::immediate::{boxed, ready};
+use crate::immediate::{boxed_limits, ready};
 use crate::random::Random;
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -117,7 +117,7 @@ impl Spec {
     /// A limiter of the limit without its options.
     fn plain(self, index: usize, clock: &ManualClock) -> BoxLimiter<Call> {
         let spec = Self { is_conditional: false, is_shadow: false, keeps_free: false, unit: None, fixed: None, ..self };
-        boxed(vec![spec.limit(index)], clock)
+        boxed_limits(vec![spec.limit(index)], clock)
     }
 }
 
@@ -268,10 +268,10 @@ fn strictness(verdict: Verdict) -> (u8, Duration) {
 fn subject(specs: &[Spec], random: &mut Random, clock: &ManualClock) -> (BoxLimiter<Call>, bool) {
     let limits: Vec<_> = specs.iter().enumerate().map(|(index, spec)| spec.limit(index)).collect();
     if limits.len() == 1 || random.below(2) == 0 {
-        return (boxed(limits, clock), false);
+        return (boxed_limits(limits, clock), false);
     }
     let polls = [0, 0, 2][random.index(3)];
-    let part = |limits| Remote(boxed(limits, clock), polls);
+    let part = |limits| Remote(boxed_limits(limits, clock), polls);
     let mut first = limits;
     let rest = first.split_off(1 + random.index(first.len() - 1));
     let mut second = rest;

@@ -10,7 +10,7 @@ use tower_ratelimit::{
     TokenBucket, per_key,
 };
 
-use crate::immediate::{acquire, boxed, hold, memory, peek};
+use crate::immediate::{acquire, boxed_limits, hold, memory, peek};
 
 const TWO: Quota = Quota::per_second(2);
 
@@ -37,7 +37,7 @@ impl Clock for ReadingsClock {
 fn limiters(clock: &ReadingsClock) -> [BoxLimiter<str>; 7] {
     macro_rules! limiters {
         ($($limits:expr),+ $(,)?) => {
-            [$(boxed($limits, clock)),+]
+            [$(boxed_limits($limits, clock)),+]
         };
     }
     let slow = || Limit::new("slow", FixedWindow::new(Quota::per_hour(100)));

@@ -8,7 +8,7 @@ use tower_ratelimit::{
     LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
 };
 
-use crate::immediate::{self, memory};
+use crate::immediate::{self, boxed};
 
 /// The time for which each kind is stored.
 const SPAN: Duration = Duration::from_secs(60);
@@ -50,8 +50,7 @@ fn locked(clock: &ManualClock) -> Vec<(&'static str, BoxLimiter<u64>, Vec<Outcom
     macro_rules! full {
         ($($name:literal: $algorithm:expr),+ $(,)?) => {
             vec![$({
-                let memory = memory($algorithm, clock);
-                let limiter = BoxLimiter::new(memory);
+                let limiter = boxed($algorithm, clock);
                 let used = acquire(&limiter, 10);
                 assert!(used.decision.is_allowed(), $name);
                 ($name, limiter, vec![used])
@@ -69,14 +68,13 @@ fn locked(clock: &ManualClock) -> Vec<(&'static str, BoxLimiter<u64>, Vec<Outcom
         "sliding log": SlidingLog::new(TEN),
         "requests in flight": InFlight::new(10).max_duration(SPAN),
     ];
-    let blocked = memory::<u64, _>(Gcra::new(TEN), clock);
-    blocked.block("default", &1, SPAN).try_ready().expect("ready").expect("blocked");
-    kinds.push(("block", BoxLimiter::new(blocked), Vec::new()));
+    let blocked = boxed(Gcra::new(TEN), clock);
+    immediate::ready(blocked.block("default", &1, SPAN));
+    kinds.push(("block", blocked, Vec::new()));
     macro_rules! held {
         ($($name:literal: $algorithm:expr),+ $(,)?) => {
             $({
-                let memory = memory($algorithm, clock);
-                let limiter = BoxLimiter::new(memory);
+                let limiter = boxed($algorithm, clock);
                 let hold = AcquireOptions::cost(10).id("a").expires_in(SPAN).hold();
                 assert!(immediate::acquire(&limiter, &1, hold).decision.is_allowed(), $name);
                 kinds.push(($name, limiter, Vec::new()));

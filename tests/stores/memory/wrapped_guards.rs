@@ -9,7 +9,7 @@ use tower_ratelimit::{
     ManualClock, Quota,
 };
 
-use crate::immediate::boxed;
+use crate::immediate::boxed_limits;
 use crate::random::Random;
 
 type Key = u64;
@@ -73,7 +73,7 @@ fn three_limits(clock: &ManualClock) -> BoxLimiter<Key> {
         Limit::new("tokens", Gcra::new(Quota::per_hour(3600)).burst(40)),
         Limit::new("streams", InFlight::new(6)).fixed_cost(1),
     );
-    boxed(limits, clock)
+    boxed_limits(limits, clock)
 }
 
 /// A limit that denies about every second request.
@@ -82,7 +82,7 @@ fn scarce(clock: &ManualClock) -> BoxLimiter<Key> {
         Limit::new("scarce", Gcra::new(Quota::per_second(1)).burst(6)),
         Limit::new("calls", FixedWindow::new(Quota::per_minute(20))).fixed_cost(1),
     );
-    boxed(limits, clock)
+    boxed_limits(limits, clock)
 }
 
 fn try_acquire(limiter: &BoxLimiter<Key>, options: AcquireOptions) -> Result<Outcome, Error> {
