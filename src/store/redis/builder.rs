@@ -2,7 +2,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::key_format::check_secret;
 use super::lease::{self, Lease};
 use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
@@ -65,8 +64,10 @@ impl Settings {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.server.0.check()?;
-        if let Some(secret) = &self.secret {
-            check_secret(secret)?;
+        if let Some(length) = self.secret.as_ref().map(Vec::len).filter(|length| *length < 16) {
+            return Err(Error::config(format!(
+                "invalid secret for hashed keys: it has {length} bytes; use at least 16 random bytes"
+            )));
         }
         if self.name.is_empty() {
             return Err(Error::config("invalid name: it is empty; use a name that identifies the limiter in Redis"));

@@ -38,14 +38,12 @@ impl Registration {
         let others: Vec<_> = registry.iter().filter_map(Weak::upgrade).collect();
         registry.push(Arc::downgrade(&new));
         drop(registry);
-        let others = others.iter().filter(|other| new.shares_keys_with(other));
-        let conflicts = others.flat_map(|other| new.conflicts_with(other)).collect();
+        let shares_keys = |other: &&Arc<Self>| {
+            (&new.prefix, &new.name) == (&other.prefix, &other.name)
+                && new.endpoints.iter().any(|endpoint| other.endpoints.contains(endpoint))
+        };
+        let conflicts = others.iter().filter(shares_keys).flat_map(|other| new.conflicts_with(other)).collect();
         (new, conflicts)
-    }
-
-    fn shares_keys_with(&self, other: &Self) -> bool {
-        (&self.prefix, &self.name) == (&other.prefix, &other.name)
-            && self.endpoints.iter().any(|endpoint| other.endpoints.contains(endpoint))
     }
 
     fn conflicts_with(&self, other: &Self) -> Vec<String> {

@@ -98,7 +98,8 @@ impl<Key: ?Sized> LimiterState<Key> {
     fn probe(&self, operation: Operation) -> OperationKind {
         let options = AcquireOptions::cost(1);
         if self.is_decided_together() {
-            return OperationKind::Decide(options, self.probe_template(operation, options));
+            let template = self.limits.template(&[], operation, options, Vec::new(), Vec::new());
+            return OperationKind::Decide(options, Arc::new(template));
         }
         let charges = self.probed_limits().filter_map(|(limit, _)| self.operation(Operation::Charge, limit, &[], 1, 1));
         OperationKind::Mutate(charges.collect())
@@ -123,6 +124,6 @@ impl<Key: ?Sized> LimiterState<Key> {
             }
             key_offsets.push(names.names_len());
         }
-        self.target_of(names.into_names().into_bytes(), key_offsets)
+        self.target_of((names.into_names().into_bytes(), key_offsets), Vec::new())
     }
 }

@@ -2,7 +2,6 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use crate::encode::KeyWriter;
-use crate::error::Error;
 use crate::store::inner::{CallId, hash_if_long, hex};
 
 /// The keys of a reservation id in Redis: of its record, and of the counts of the user's key.
@@ -95,14 +94,4 @@ fn escape(text: &str) -> String {
     let mut writer = KeyWriter::new();
     writer.bytes(text.as_bytes());
     writer.as_str().to_owned()
-}
-
-pub(crate) fn check_secret(secret: &[u8]) -> Result<(), Error> {
-    if secret.len() < 16 {
-        return Err(Error::config(format!(
-            "invalid secret for hashed keys: it has {} bytes; use at least 16 random bytes",
-            secret.len()
-        )));
-    }
-    Ok(())
 }

@@ -22,7 +22,7 @@ use crate::store::inner::{LimitOfKey, Plan, ShareRole};
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) client: Arc<Client>,
-    limits: Arc<LimitSet>,
+    pub(super) limits: Arc<LimitSet>,
     pub(super) limit_fns: Arc<[RedisLimit<Key>]>,
     pub(super) settings: Settings,
     pub(super) key_format: KeyFormat,
@@ -101,15 +101,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.limits().iter().filter_map(|limit| limit.facts.cost.unit())
     }
 
-    /// Returns the index of the limit with this name.
-    fn limit(&self, name: &str) -> Result<usize, Error> {
-        let found = self.limits().iter().position(|limit| limit.facts.name.as_str() == name);
-        found.ok_or_else(|| Error::no_such_limit(name))
-    }
-
     /// Returns the index of the limit with this name, which must apply to the key.
     pub(super) fn limit_of(&self, name: &str, key: &Key) -> Result<usize, Error> {
-        let index = self.limit(name)?;
+        let index = self.limits().iter().position(|limit| limit.facts.name.as_str() == name);
+        let index = index.ok_or_else(|| Error::no_such_limit(name))?;
         if self.limit_fns[index].0.applies_to(key) { Ok(index) } else { Err(Error::does_not_apply(name)) }
     }
 
@@ -221,11 +216,6 @@ impl<Key: ?Sized> LimiterState<Key> {
         template
     }
 
-    /// The template of a decision on a key that belongs to nobody.
-    pub(super) fn probe_template(&self, operation: Operation, options: AcquireOptions) -> Arc<OperationTemplate> {
-        Arc::new(self.limits.template(&[], operation, options, Vec::new(), Vec::new()))
-    }
-
     /// The template of an operation on the limit with index `limit`. `None` if the key has no algorithm there.
     pub(super) fn operation(
         &self,
@@ -246,20 +236,17 @@ impl<Key: ?Sized> LimiterState<Key> {
         key: &Key,
         algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
     ) -> Result<OperationTarget, Error> {
-        let (keys, key_offsets) = self.encode(key)?;
-        let weight = self.weight(&algorithms);
-        Ok(OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight })
+        Ok(self.target_of(self.encode(key)?, algorithms))
     }
 
     /// Returns the target of an operation on keys with these names, which have no algorithms of their own.
-    pub(super) fn target_of(&self, keys: Vec<u8>, key_offsets: Vec<usize>) -> OperationTarget {
-        OperationTarget {
-            limits: Arc::clone(&self.limits),
-            keys,
-            key_offsets,
-            algorithms: Vec::new(),
-            weight: self.weight(&[]),
-        }
+    pub(super) fn target_of(
+        &self,
+        (keys, key_offsets): (Vec<u8>, Vec<usize>),
+        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+    ) -> OperationTarget {
+        let weight = self.weight(&algorithms);
+        OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight }
     }
 
     pub(super) fn has_hash_tag(&self) -> bool {

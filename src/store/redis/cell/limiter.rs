@@ -115,7 +115,8 @@ impl RedisCell {
         }
         // CL.THROTTLE does not reply with the server's time.
         let now = || SystemClock::new().now();
-        if !rate.is_within_burst(cost) {
+        // The module replies -1 to a larger cost, as it does to an allowed one.
+        if cost > rate.burst {
             let exceeds = Decision::without_limit(now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
             return LimiterFuture::ready(Ok(exceeds.into()));
         }

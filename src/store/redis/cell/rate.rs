@@ -85,11 +85,6 @@ impl Rate {
         Duration::from_micros(u64::try_from(micros.div_ceil(u128::from(self.count))).unwrap_or(u64::MAX))
     }
 
-    /// Whether the cost can be allowed at all. The module replies -1 to a larger cost, as it does to an allowed one.
-    pub(crate) fn is_within_burst(self, cost: u64) -> bool {
-        cost <= self.burst
-    }
-
     /// Returns the decision for a cost. For a peek the reply is that to a quantity of 0, which contains only what
     /// remains.
     pub(crate) fn decision(self, now: Timestamp, reply: ThrottleReply, cost: u64, is_peek: bool) -> Decision {
@@ -104,10 +99,10 @@ impl Rate {
             let wait = by_reset.into_iter().chain(by_remaining).min().unwrap_or_else(|| self.refill_time(cost));
             Verdict::Denied { retry_after: wait.max(Duration::from_micros(1)) }
         } else if reply.limited {
+            let missing = if remaining >= cost { cost } else { cost - remaining };
             match reply.retry_after {
                 None => Verdict::ExceedsLimit,
-                Some(_) if remaining >= cost => Verdict::Denied { retry_after: self.min_wait(cost, reply.retry_after) },
-                Some(_) => Verdict::Denied { retry_after: self.min_wait(cost - remaining, reply.retry_after) },
+                seconds => Verdict::Denied { retry_after: self.min_wait(missing, seconds) },
             }
         } else {
             Verdict::Allowed

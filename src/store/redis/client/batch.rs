@@ -1,4 +1,4 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use redis::{Cmd, Value};
@@ -142,7 +142,7 @@ impl Batch {
     pub(super) fn command(&self, by_hash: bool, server_clock: &ServerClock) -> Cmd {
         let script = &self.limits.script;
         let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
-        command.arg(if by_hash { script.hash() } else { script.text() }).arg(self.keys.len() + self.id_keys.len());
+        command.arg(if by_hash { &script.hash } else { &script.text }).arg(self.keys.len() + self.id_keys.len());
         for &(operation, limit) in &self.keys {
             command.arg(self.operations[operation].target.key(limit));
         }
@@ -185,7 +185,7 @@ impl Batch {
             started_at: now,
             late: 0,
             clock_has_gained: false,
-            answers: Answers::with_capacity(self.operations.len()),
+            answers: Answers(VecDeque::with_capacity(self.operations.len())),
             again: Vec::new(),
         };
         let mut operations = self.operations.into_iter();
@@ -207,9 +207,9 @@ impl Batch {
                 continue;
             }
             run.late += usize::from(was_late);
-            run.answers.push(operation, result);
+            run.answers.0.push_back((operation, result));
         }
-        self.holds.emit_expired(reply.expired());
+        self.holds.emit_expired(reply.expired);
         Ok(run)
     }
 }
@@ -255,7 +255,7 @@ fn load_sessions(operations: &mut [QueuedOperation], limits: &Arc<LimitSet>, hol
                 *pending = catch_panic(join).ok();
             }
             // The first update of a session in the batch carries all of its settlements.
-            OperationKind::Update(update) => update.load(updated.insert(update.session_id())),
+            OperationKind::Update(update) => update.load(updated.insert(update.session.id)),
             _ => {}
         }
     }

@@ -29,29 +29,9 @@ pub(crate) enum Completion {
 /// Operations that have ended, and their results, whose callers the worker task has not answered yet. All are answered when
 /// this is dropped.
 #[derive(Default)]
-pub(super) struct Answers(VecDeque<(QueuedOperation, OperationResult)>);
+pub(super) struct Answers(pub(super) VecDeque<(QueuedOperation, OperationResult)>);
 
 impl Answers {
-    pub(super) fn with_capacity(count: usize) -> Self {
-        Self(VecDeque::with_capacity(count))
-    }
-
-    pub(super) fn push(&mut self, operation: QueuedOperation, result: OperationResult) {
-        self.0.push_back((operation, result));
-    }
-
-    pub(super) fn append(&mut self, mut others: Self) {
-        self.0.append(&mut others.0);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Answers at most this number of callers.
     pub(super) fn complete(&mut self, count: usize) {
         for (operation, result) in self.0.drain(..count.min(self.0.len())) {

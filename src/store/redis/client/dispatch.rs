@@ -43,8 +43,6 @@ pub(super) struct CallEnd {
     pub(super) replied: bool,
     /// `None` in a cluster, whose nodes have a clock each.
     pub(super) run: Option<ScriptRun>,
-    /// The operations to ask once more.
-    pub(super) again: Vec<QueuedOperation>,
 }
 
 /// The connection that a call uses.
@@ -72,7 +70,7 @@ pub(super) async fn execute(
     let health = &config.health;
     let route = Route { config, node, connection: &*connection, sent_at: Instant::now() };
     let (size, measured_from) = (operations.len(), health.observers.is_some().then(std::time::Instant::now));
-    let mut results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
+    let results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else {
@@ -82,9 +80,7 @@ pub(super) async fn execute(
         }
     };
     record_results(&route, &results, (size, measured_from));
-    let again = results.iter_mut().flatten().flatten().flat_map(|run| std::mem::take(&mut run.again)).collect();
     CallEnd {
-        again,
         must_reconnect: results.iter().any(|result| result.as_ref().is_err_and(|failure| failure.reconnect)),
         replied: results.iter().any(Result::is_ok),
         run: if health.server.is_cluster() { None } else { results.into_iter().find_map(Result::ok).flatten() },

@@ -21,7 +21,7 @@ use crate::store::redis::script::{EntryTarget, LimitSet, Operation, limit_has_no
 
 /// Returns the guard of what was granted. If the request is charged once, the settlement records the charge.
 pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: PendingDecision) -> Option<Held> {
-    let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(grant.registry()));
+    let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(&grant.registry));
     let units = grant.units.clone();
     let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
     let until_end = until_end.iter().map(|hold| hold.held).max().map(|cost| {

@@ -72,8 +72,8 @@ impl QueuedOperation {
         replay: &mut Replay<'_>,
     ) -> Option<Result<ScriptVerdict, Error>> {
         let verdict = ScriptVerdict::read(reply, replay)?;
-        replay.was_late = verdict.is_late();
-        if verdict.has_invalid_state() {
+        replay.was_late = verdict.has(Failure::Late);
+        if verdict.has(Failure::InvalidState) {
             return Some(Err(self.foreign_key_error()));
         }
         Some(if replay.was_late { Err(arrived_late()) } else { verdict.check_hold().map(|()| verdict) })

@@ -69,7 +69,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         let mut must_send = false;
         while !must_send && control.accepts_call(queue.waiting()) {
             // Callers with results must not wait for a connection. Their call has just ended on this one.
-            if calls.is_empty() && answers.is_empty() && !is_usable(connection.as_ref()).await {
+            if calls.is_empty() && answers.0.is_empty() && !is_usable(connection.as_ref()).await {
                 control.reset_connection();
                 connection = connect(config, node, queue).await;
             }
@@ -90,7 +90,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 calls.push(async move { (sent, call.await) });
             }
         }
-        let ended = if answers.is_empty() && !must_send {
+        let ended = if answers.0.is_empty() && !must_send {
             if calls.is_empty() {
                 if queue.is_closed() {
                     return;
@@ -112,13 +112,13 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             if end.must_reconnect {
                 connection.take().into_iter().for_each(|lost| lost.give_up());
             }
-            queue.ask_again(end.again);
-            if let Some(run) = end.run {
-                answers.append(run.answers);
+            if let Some(mut run) = end.run {
+                queue.ask_again(run.again);
+                answers.0.append(&mut run.answers.0);
             }
-        } else if !answers.is_empty() {
-            answers.complete(control.portion(answers.len()));
-            if !(answers.is_empty() && calls.is_empty()) {
+        } else if !answers.0.is_empty() {
+            answers.complete(control.portion(answers.0.len()));
+            if !(answers.0.is_empty() && calls.is_empty()) {
                 // The callers that have their answers run now.
                 yield_now().await;
             }
@@ -175,9 +175,6 @@ async fn wait_for_operations(queue: &OperationQueue, is_lone: bool) {
 
 /// Fails decisions that cannot be answered in time.
 fn drop_late(config: &ClientConfig, late: Vec<QueuedOperation>) {
-    if late.is_empty() {
-        return;
-    }
     config.health.record_shed(ShedCause::NotSent, late.len());
     let error = Error::unavailable(format!(
         "the decision was not sent to Redis, and nothing is charged: no reply can arrive within the deadline of {:?} at \

@@ -90,7 +90,8 @@ impl CircuitBreaker {
         state.consecutive_failures = state.consecutive_failures.saturating_add(1);
         let opens = state.consecutive_failures >= Self::MAX_FAILURES && !self.open.swap(true, Ordering::AcqRel);
         if opens {
-            state.trial_interval = random_interval();
+            let micros = u64::try_from(Self::TRIAL_INTERVAL.as_micros()).unwrap_or(u64::MAX).max(1);
+            state.trial_interval = Self::TRIAL_INTERVAL / 2 + Duration::from_micros(random_id() % micros);
             state.next_trial = now + state.trial_interval;
         }
         opens
@@ -99,13 +100,6 @@ impl CircuitBreaker {
     fn lock(&self) -> MutexGuard<'_, BreakerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns a time from a half to one and a half intervals.
-fn random_interval() -> Duration {
-    let interval = CircuitBreaker::TRIAL_INTERVAL;
-    let micros = u64::try_from(interval.as_micros()).unwrap_or(u64::MAX);
-    interval / 2 + Duration::from_micros(random_id() % micros.max(1))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::store::redis::script::LimitInfo;
 /// granted.
 pub(crate) struct PendingHold {
     /// With the time at which a hold ends at the latest.
-    sessions: Vec<Option<(Arc<Session>, Option<Duration>)>>,
+    pub(super) sessions: Vec<Option<(Arc<Session>, Option<Duration>)>>,
     sent_at: Instant,
     registry: Arc<HoldRegistry>,
 }
@@ -23,11 +23,6 @@ pub(crate) struct PendingHold {
 impl PendingHold {
     pub(super) fn new(registry: Arc<HoldRegistry>) -> Self {
         Self { sessions: Vec::new(), sent_at: Instant::now(), registry }
-    }
-
-    /// Adds the next limit's session, which the hold has joined. `None` for a limit that is charged.
-    pub(super) fn push(&mut self, session: Option<(Arc<Session>, Option<Duration>)>) {
-        self.sessions.push(session);
     }
 
     pub(crate) fn ids(&self) -> Vec<f64> {
@@ -122,7 +117,7 @@ pub(crate) struct Grant {
     /// The units of the limits.
     pub(crate) units: Vec<&'static str>,
     holds: Vec<GrantedHold>,
-    registry: Arc<HoldRegistry>,
+    pub(crate) registry: Arc<HoldRegistry>,
 }
 
 /// The part of a granted hold on one limit.
@@ -141,10 +136,6 @@ pub(crate) struct GrantedHold {
 }
 
 impl Grant {
-    pub(crate) fn registry(&self) -> &Arc<HoldRegistry> {
-        &self.registry
-    }
-
     /// Returns the holds, which the caller must settle.
     pub(crate) fn into_holds(mut self) -> Vec<GrantedHold> {
         std::mem::take(&mut self.holds)

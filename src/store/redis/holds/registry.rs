@@ -83,7 +83,7 @@ impl HoldRegistry {
             let own = algorithms.get(index).and_then(Option::as_ref);
             let algorithm = limit.algorithm(own).ok_or_else(limit_has_no_algorithm)?;
             if key(index).is_empty() || !limit.options(options).hold {
-                pending.push(None);
+                pending.sessions.push(None);
                 continue;
             }
             let mut params = Vec::new();
@@ -105,7 +105,7 @@ impl HoldRegistry {
                 session
             });
             let target = session.join_target(limits.generation, target);
-            pending.push(Some((session, target.max_duration)));
+            pending.sessions.push(Some((session, target.max_duration)));
         }
         Ok(pending)
     }
@@ -155,10 +155,6 @@ impl HoldRegistry {
         drop(sessions);
         let task = RenewalTask { registry: Arc::clone(self), runtime: runtime.id() };
         runtime.spawn(task.run(transport));
-    }
-
-    pub(super) fn end_task(&self, runtime: Id) {
-        self.sessions().renewing_runtimes.retain(|renewing| renewing.0 != runtime);
     }
 
     /// Sends what a session has settled.
@@ -263,6 +259,6 @@ impl RenewalTask {
 
 impl Drop for RenewalTask {
     fn drop(&mut self) {
-        self.registry.end_task(self.runtime);
+        self.registry.sessions().renewing_runtimes.retain(|renewing| renewing.0 != self.runtime);
     }
 }

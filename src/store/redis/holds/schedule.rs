@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::session::{Session, SessionDue, Visit};
+use super::session::{Session, SessionDue};
 
 /// The key in Redis, and the parameters of an algorithm that is chosen by the key.
 pub(super) type SessionKey = (Arc<[u8]>, Vec<u64>);
@@ -61,14 +61,12 @@ impl Schedule {
             && let Some(first) = self.visits.first_entry().filter(|first| first.key().0 <= now)
         {
             let session = first.remove();
-            match session.visit(now, expiry) {
-                Visit::Remove => self.forget(&session),
-                Visit::At(next) => drop(self.visits.insert((next, session.id), session)),
-                Visit::Due(work, next) => {
-                    self.visits.insert((next, session.id), Arc::clone(&session));
-                    due.push((session, work));
-                }
+            let (work, next) = session.visit(now, expiry);
+            match next {
+                None => self.forget(&session),
+                Some(next) => drop(self.visits.insert((next, session.id), Arc::clone(&session))),
             }
+            due.extend(work.map(|work| (session, work)));
         }
         self.taken_at = now;
         due

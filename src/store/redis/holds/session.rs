@@ -11,7 +11,7 @@ use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, MAX_EX
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
-    pub(super) id: u64,
+    pub(crate) id: u64,
     /// The key in Redis. It names the limit and the kind of its algorithm.
     pub(crate) key: Arc<[u8]>,
     /// The algorithm's parameters, if it is chosen by the key: keys with different algorithms have different sessions.
@@ -263,7 +263,7 @@ impl Session {
 
     /// Returns the work that is due now. The caller removes the session from the schedule, and adds it again for the next
     /// visit.
-    pub(super) fn visit(&self, now: Instant, expiry: Duration) -> Visit {
+    pub(super) fn visit(&self, now: Instant, expiry: Duration) -> (Option<SessionDue>, Option<Instant>) {
         let mut state = self.state();
         while let Some(overdue) = state.deadlines.first_entry().filter(|first| first.key().at <= now) {
             let held = overdue.remove();
@@ -276,19 +276,16 @@ impl Session {
         let has_ended = !has_update && (state.phase.is_over() || now > state.renewed_at + expiry * 2);
         state.visited_at = None;
         if surcharge == 0 && state.is_idle() && has_ended {
-            return Visit::Remove;
+            return (None, None);
         }
         let next = state.next_visit(now, expiry);
-        let (visit, next) = match surcharge {
-            0 if next > now => (Visit::At(next), next),
-            0 => {
-                let next = now + expiry / UPDATE_PATIENCE;
-                (Visit::Due(SessionDue::Update, next), next)
-            }
-            surcharge => (Visit::Due(SessionDue::Charge(surcharge), next), next),
+        let (due, next) = match surcharge {
+            0 if next > now => (None, next),
+            0 => (Some(SessionDue::Update), now + expiry / UPDATE_PATIENCE),
+            surcharge => (Some(SessionDue::Charge(surcharge)), next),
         };
         state.visited_at = Some(next);
-        visit
+        (due, Some(next))
     }
 
     /// Moves the next visit to the time of the next work, unless it is earlier. Returns the previous time and the new one,
@@ -364,7 +361,7 @@ impl Session {
         state.renewed_at = state.renewed_at.max(snapshot.sent_at);
         state.failures = 0;
         if snapshot.ends {
-            state.end();
+            state.phase = Phase::Over;
         }
         newly_uncounted
     }
@@ -446,22 +443,8 @@ impl SessionState {
             let unsent = self.settled.surcharge - self.sent_surcharge;
             self.detached_surcharge = self.detached_surcharge.saturating_add(unsent);
         }
-        self.end();
-    }
-
-    fn end(&mut self) {
         self.phase = Phase::Over;
     }
-}
-
-/// What a visit of a session found.
-pub(super) enum Visit {
-    /// No work is due before this time.
-    At(Instant),
-    /// Work is due, and the next visit.
-    Due(SessionDue, Instant),
-    /// The session is over; the registry removes it.
-    Remove,
 }
 
 /// The work that is due for a session.

@@ -34,11 +34,6 @@ impl SessionUpdate {
         self.end = UpdateEnd::Lost;
     }
 
-    /// The session's id, so that a batch can find several updates of one session.
-    pub(crate) fn session_id(&self) -> u64 {
-        self.session.id
-    }
-
     /// Returns the numbers to send, or `None` if this update sends nothing.
     pub(crate) fn encode(&self) -> Option<Update<f64>> {
         self.snapshot.map(|snapshot| snapshot.encode(self.session.id))

@@ -85,7 +85,7 @@ impl LeaseBook {
         observers: &Observers,
     ) -> Self {
         // Twice the slots, so that few sets are full before the table is.
-        let slots = (lease.keys() * 2).next_power_of_two().max(SET);
+        let slots = (lease.max_keys * 2).next_power_of_two().max(SET);
         let leases = Leases { leases: (0..slots).map(|_| None).collect(), live: Vec::new() };
         let limits: Vec<_> = limits.iter().enumerate().map(|(i, limit)| LeasedLimit::new(i, limit, &lease)).collect();
         let quotas = if limits.iter().all(|limit| limit.fixed.is_some()) { 0 } else { slots };

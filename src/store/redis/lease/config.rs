@@ -28,7 +28,7 @@ pub struct Lease {
     duration: Duration,
     max_share: f64,
     margin: Option<Duration>,
-    max_keys: usize,
+    pub(super) max_keys: usize,
 }
 
 impl Lease {
@@ -131,10 +131,6 @@ impl Lease {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a bound")]
     pub(super) fn max_held(&self, limit: u64) -> u64 {
         ((limit as f64 * self.max_share) as u64).min(limit)
-    }
-
-    pub(super) fn keys(&self) -> usize {
-        self.max_keys
     }
 }
 

@@ -31,7 +31,7 @@ impl StepEncoder {
     /// Adds a step: the index of its template, for each limit the index of its key, and its own numbers.
     pub(crate) fn push(&mut self, template: usize, key_indices: &[u16], numbers: &[f64]) {
         self.step.clear();
-        self.step.push(one_based(template));
+        self.step.push(u16::try_from(template + 1).unwrap_or(u16::MAX));
         // `NO_KEY` wraps to 0.
         self.step.extend(key_indices.iter().map(|index| index.wrapping_add(1)));
         let start = self.numbers.len();
@@ -64,10 +64,6 @@ impl StepEncoder {
         let is_plain = self.previous.len() == 2 && self.count == keys && self.in_order;
         if is_plain { (0, &self.numbers) } else { (self.count, &self.encoded) }
     }
-}
-
-fn one_based(index: usize) -> u16 {
-    u16::try_from(index + 1).unwrap_or(u16::MAX)
 }
 
 pub(crate) fn push_u16(number: usize, output: &mut Vec<u8>) {

@@ -33,11 +33,11 @@ impl ReplayedState {
 
 /// Reads the values of a reply one after the other: `driver.lua` documents the format.
 pub(crate) struct ReplyReader<'a> {
-    used_fast_path: bool,
+    pub(super) used_fast_path: bool,
     /// After the fast path, results that are all 0 do not travel.
     has_results: bool,
     /// The number of holds that the script found expired.
-    expired: usize,
+    pub(crate) expired: usize,
     values: std::slice::ChunksExact<'a, u8>,
 }
 
@@ -84,14 +84,6 @@ impl<'a> ReplyReader<'a> {
     pub(crate) fn read_time(bytes: [u8; 8]) -> Option<u64> {
         // A later time is none of a server: with this bound no sum or difference of times overflows.
         read_f64(&bytes).and_then(to_unsigned).filter(|now| *now <= MAX_EXACT)
-    }
-
-    pub(crate) fn expired(&self) -> usize {
-        self.expired
-    }
-
-    pub(super) fn used_fast_path(&self) -> bool {
-        self.used_fast_path
     }
 
     /// Whether a value is in place of a number because a key holds foreign bytes.

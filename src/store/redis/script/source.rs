@@ -14,8 +14,8 @@ pub(crate) struct Script {
     kernels: Vec<LuaScript>,
     has_leases: bool,
     has_fast_path: bool,
-    text: String,
-    hash: String,
+    pub(crate) text: String,
+    pub(crate) hash: String,
 }
 
 /// Returns the code of the fast path of these limits: they have one script.
@@ -97,13 +97,5 @@ impl Script {
             _ => 1,
         };
         templates.map(path).reduce(|path, other| if path == other { path } else { 0 }).unwrap_or(0)
-    }
-
-    pub(crate) fn text(&self) -> &str {
-        &self.text
-    }
-
-    pub(crate) fn hash(&self) -> &str {
-        &self.hash
     }
 }

@@ -86,7 +86,7 @@ impl ScriptVerdict {
         for index in 0..limits.len() {
             values.push(if replay.applies(index) { reply.next_i64()? } else { 0 });
         }
-        let flags = if reply.used_fast_path() { 0 } else { reply.next_i64()? };
+        let flags = if reply.used_fast_path { 0 } else { reply.next_i64()? };
         let failure = values.iter().copied().find_map(Failure::of);
         let mut views = Vec::new();
         let mut is_invalid = values.contains(&ReplyReader::NOT_A_NUMBER);
@@ -129,17 +129,8 @@ impl ScriptVerdict {
         has(self.blocked).then_some(reason)
     }
 
-    fn has(&self, failure: Failure) -> bool {
+    pub(crate) fn has(&self, failure: Failure) -> bool {
         self.values.contains(&failure.result())
-    }
-
-    pub(crate) fn has_invalid_state(&self) -> bool {
-        self.has(Failure::InvalidState)
-    }
-
-    /// Whether the script did not make the decision, because its reply would have come too late.
-    pub(crate) fn is_late(&self) -> bool {
-        self.has(Failure::Late)
     }
 
     /// Returns how a hold with an id has failed, if it has: by an error, or by a denial.
