@@ -155,8 +155,16 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
     /// Charges the holds with an id that have expired.
     #[inline]
     pub(super) fn end_due(&self) {
-        if self.reservations.is_due(|| read_clock(&self.clock)) {
-            self.end_expired(&mut self.reservations.lock(), read_clock(&self.clock));
+        if self.reservations.has_holds() {
+            self.end_if_due();
+        }
+    }
+
+    #[cold]
+    fn end_if_due(&self) {
+        let now = read_clock(&self.clock);
+        if self.reservations.is_due(now) {
+            self.end_expired(&mut self.reservations.lock(), now);
         }
     }
 

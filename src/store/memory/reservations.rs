@@ -41,16 +41,19 @@ pub(super) struct Records {
     by_id: HashMap<RecordKey, Record, RandomState>,
     /// For each key the number of its remembered ids.
     counts: HashMap<u64, usize, RandomState>,
-    /// The holds by their expiry. The number makes each time unique.
-    held: BTreeMap<(u64, u64), RecordKey>,
+    /// The holds by their expiry.
+    held: Queue,
     /// The ended holds by the time at which they are forgotten.
-    ended: BTreeMap<(u64, u64), RecordKey>,
+    ended: Queue,
     /// The requests that are charged once, by the time at which they are forgotten.
-    requests: BTreeMap<(u64, u64), RecordKey>,
+    requests: Queue,
     last_number: u64,
     /// The latest time of a record since the clock stepped back.
     newest: u64,
 }
+
+/// Ids by a time, which a number makes unique.
+type Queue = BTreeMap<(u64, u64), RecordKey>;
 
 /// Returns whether the clock has stepped back by more than the shortest time for which an id is remembered.
 fn is_behind(now: u64, newest: u64) -> bool {
@@ -79,6 +82,11 @@ impl Record {
         } else {
             self.expires_at.saturating_add(self.lifetime)
         }
+    }
+
+    /// Returns the place of the id in the queue of its phase.
+    fn due(&self) -> (u64, u64) {
+        (if let Phase::Held { .. } = self.phase { self.expires_at } else { self.forgotten_at() }, self.number)
     }
 }
 
@@ -129,16 +137,17 @@ impl Reservations {
         }
     }
 
-    /// Returns whether a hold has expired, or the clock has stepped back.
+    /// Returns whether there are holds.
+    // Relaxed: a thread that misses the new time leaves due holds to the next call. Records are read under their lock.
     #[inline]
-    pub(super) fn is_due(&self, now: impl FnOnce() -> Timestamp) -> bool {
-        // Relaxed: a thread that misses the new time leaves due holds to the next call. Records are read under their
-        // lock.
-        let next = self.next_due.load(Ordering::Relaxed);
-        next != u64::MAX && {
-            let now = now().as_micros();
-            next <= now || is_behind(now, self.newest.load(Ordering::Relaxed))
-        }
+    pub(super) fn has_holds(&self) -> bool {
+        self.next_due.load(Ordering::Relaxed) != u64::MAX
+    }
+
+    /// Returns whether a hold has expired, or the clock has stepped back.
+    pub(super) fn is_due(&self, now: Timestamp) -> bool {
+        let (next, now) = (self.next_due.load(Ordering::Relaxed), now.as_micros());
+        next != u64::MAX && (next <= now || is_behind(now, self.newest.load(Ordering::Relaxed)))
     }
 
     /// Returns the hash of a key's parts in all limits, which `visit_parts` visits: a limit, and the hash of the sub-key.
@@ -193,7 +202,7 @@ impl Records {
         // Always present: a record is forgotten only after its hold has ended.
         let record = self.by_id.get_mut(&key)?;
         record.phase = Phase::Expired;
-        self.ended.insert((record.forgotten_at(), record.number), key);
+        self.ended.insert(record.due(), key);
         record.limits.iter_mut().filter(|entry| !entry.until_end).for_each(|entry| entry.at = at);
         Some(&record.limits)
     }
@@ -211,15 +220,11 @@ impl Records {
         let mut held = Vec::new();
         for key in stale {
             let Some(record) = self.by_id.get_mut(&key) else { continue };
-            let (expiry, forgotten) = ((record.expires_at, record.number), (record.forgotten_at(), record.number));
-            match record.phase {
-                Phase::Held { .. } => {
-                    self.held.remove(&expiry);
-                    held.push(std::mem::take(&mut record.limits));
-                }
-                Phase::Charged { .. } => drop(self.requests.remove(&forgotten)),
-                Phase::Expired | Phase::Settled => drop(self.ended.remove(&forgotten)),
+            let (phase, due) = (record.phase, record.due());
+            if let Phase::Held { .. } = phase {
+                held.push(std::mem::take(&mut record.limits));
             }
+            self.queue_of(phase).remove(&due);
             self.forget(key);
         }
         held
@@ -260,6 +265,14 @@ impl Records {
         })
     }
 
+    fn queue_of(&mut self, phase: Phase) -> &mut Queue {
+        match phase {
+            Phase::Held { .. } => &mut self.held,
+            Phase::Charged { .. } => &mut self.requests,
+            Phase::Expired | Phase::Settled => &mut self.ended,
+        }
+    }
+
     /// Records a hold.
     pub(super) fn insert(
         &mut self,
@@ -271,26 +284,30 @@ impl Records {
     ) {
         // A collected list has space for four: see `constraints: ids`.
         limits.shrink_to_fit();
+        self.add(key, reserve, now, costs, limits, Phase::Held { repeats: reserve.repeats });
+    }
+
+    fn add(&mut self, key: RecordKey, id: CallId, now: Timestamp, costs: Costs, limits: Vec<HeldEntry>, phase: Phase) {
         self.last_number += 1;
-        let number = self.last_number;
         self.newest = self.newest.max(now.as_micros());
-        let (lifetime, phase) = (reserve.micros(), Phase::Held { repeats: reserve.repeats });
+        let (number, lifetime) = (self.last_number, id.micros());
         let expires_at = now.as_micros().saturating_add(lifetime);
-        self.held.insert((expires_at, number), key);
+        let record = Record { costs, limits, phase, expires_at, lifetime, number };
+        self.queue_of(phase).insert(record.due(), key);
         *self.counts.entry(key.0).or_default() += 1;
-        self.by_id.insert(key, Record { costs, limits, phase, expires_at, lifetime, number });
+        self.by_id.insert(key, record);
     }
 
     /// Ends the hold with an id, unless it has ended.
     pub(super) fn settle(&mut self, key: RecordKey) -> Settlement {
         let Some(record) = self.by_id.get_mut(&key) else { return Settlement::Unknown };
-        let before = std::mem::replace(&mut record.phase, Phase::Settled);
-        match before {
+        let due = record.due();
+        match std::mem::replace(&mut record.phase, Phase::Settled) {
             Phase::Settled | Phase::Charged { .. } => Settlement::Nothing,
             Phase::Expired => Settlement::Excess(std::mem::take(&mut record.limits)),
             Phase::Held { .. } => {
-                self.held.remove(&(record.expires_at, record.number));
-                self.ended.insert((record.forgotten_at(), record.number), key);
+                self.held.remove(&due);
+                self.ended.insert(record.due(), key);
                 Settlement::End(std::mem::take(&mut record.limits))
             }
         }
@@ -325,18 +342,9 @@ impl Reservations {
             record.costs = record.costs.max(costs);
             return;
         }
-        if !self.make_room(records, key.0, false) {
-            return;
+        if self.make_room(records, key.0, false) {
+            records.add(key, once, now, costs, Vec::new(), Phase::Charged { repeats: once.repeats });
         }
-        records.last_number += 1;
-        let (number, phase) = (records.last_number, Phase::Charged { repeats: once.repeats });
-        records.newest = records.newest.max(now.as_micros());
-        let lifetime = once.micros();
-        let expires_at = now.as_micros().saturating_add(lifetime);
-        records.requests.insert((expires_at, number), key);
-        *records.counts.entry(key.0).or_default() += 1;
-        let record = Record { costs, limits: Vec::new(), phase, expires_at, lifetime, number };
-        records.by_id.insert(key, record);
     }
 }
 
