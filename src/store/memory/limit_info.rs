@@ -107,12 +107,8 @@ impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C,
         self.save_as(names, now, file)
     }
 
-    fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
-        self.restore_keys(saved, now)
-    }
-
-    fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp) {
-        self.restore_blocks(saved, now);
+    fn restore(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
+        self.restore_from(saved, now)
     }
 
     fn clear(&self) {

@@ -86,11 +86,9 @@ pub trait LimitInfo: Send + Sync {
     fn top_keys(&self, max: usize, now: Timestamp) -> Vec<TopKey>;
     /// Writes the states and blocks into a file, beside decisions.
     fn save(&self, names: &SavedNames, now: Timestamp, file: &mut FileWriter<'_>) -> io::Result<()>;
-    /// Inserts the states of a file.
-    fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error>;
-    /// Blocks the keys that were blocked, as far as a file says.
-    fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp);
-    /// Removes the states of a limit that no other thread uses yet.
+    /// Inserts the states and the blocks of a file.
+    fn restore(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error>;
+    /// Removes what was restored. No other thread uses the limit yet.
     fn clear(&self);
 }
 

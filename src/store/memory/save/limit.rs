@@ -97,22 +97,21 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         }
     }
 
-    /// Inserts the states of a file.
+    /// Inserts the states and the blocks of a file.
     ///
     /// # Errors
     ///
     /// Returns an error if a state is not one of the algorithm, or does not fit, or finds no slot.
-    pub(in crate::store::memory) fn restore_keys(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
+    pub(in crate::store::memory) fn restore_from(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
         let algorithm = self.limit.algorithm().fixed();
         let policy = Eviction { algorithm, now, when_full: self.when_full };
-        let zero = self.table.info().zero.clone();
-        let mut all_debts = zero.clone();
+        let mut all_debts = self.table.info().zero.clone();
         let same_sets = saved.limit.sets == self.table.set_count();
         let mut idle_before = saved.counts.time.as_micros();
         for record in saved.records() {
             match record {
                 Record::Key { fingerprint, words } => {
-                    if let Some(state) = self.restore_state(&words, &zero, now, &mut idle_before, saved)? {
+                    if let Some(state) = self.restore_state(&words, now, &mut idle_before, saved)? {
                         let mut keys = self.table.lock(fingerprint);
                         let slot = keys.insert(fingerprint, now, &policy, self.table.info()).map_err(|_| {
                             saved.failed(
@@ -123,12 +122,14 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
                         *keys.state_mut(slot) = state;
                     }
                 }
-                Record::Debt { set, words } => {
-                    match self.restore_state(&words, &zero, now, &mut idle_before, saved)? {
-                        Some(debt) if same_sets => self.table.inherit_debt(Some(set), &debt, &policy),
-                        Some(debt) => policy.carry_over(&mut all_debts, &debt),
-                        None => {}
-                    }
+                Record::Debt { set, words } => match self.restore_state(&words, now, &mut idle_before, saved)? {
+                    Some(debt) if same_sets => self.table.inherit_debt(Some(set), &debt, &policy),
+                    Some(debt) => policy.carry_over(&mut all_debts, &debt),
+                    None => {}
+                },
+                Record::Block { fingerprint, until, duration } if Timestamp::from_micros(until) > now => {
+                    let block = Block { until, duration };
+                    self.table.lock(fingerprint).set_block(fingerprint, Some(block), now, self.table.info());
                 }
                 Record::Block { .. } => {}
             }
@@ -148,7 +149,6 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
     fn restore_state(
         &self,
         words: &[u64],
-        zero: &StateOf<C>,
         now: Timestamp,
         idle_before: &mut u64,
         saved: SavedLimit<'_>,
@@ -165,21 +165,9 @@ impl<C: AlgorithmSelector, P> LimitTable<C, P> {
         }
         // A window with more blocks has written the state: the algorithm counts its usage in its own blocks.
         let algorithm = self.limit.algorithm().fixed().ok_or_else(invalid)?;
-        let mut converted = zero.clone();
+        let mut converted = self.table.info().zero.clone();
         algorithm.carry_over_debt(&mut converted, &state, now);
         // Nothing is left if the usage is older than the window.
         Ok((converted.idle_at() > now.as_micros()).then_some(converted))
-    }
-
-    /// Blocks the keys that were blocked.
-    pub(in crate::store::memory) fn restore_blocks(&self, saved: SavedLimit<'_>, now: Timestamp) {
-        for record in saved.records() {
-            if let Record::Block { fingerprint, until, duration } = record {
-                let block = Block { until, duration };
-                if Timestamp::from_micros(until) > now {
-                    self.table.lock(fingerprint).set_block(fingerprint, Some(block), now, self.table.info());
-                }
-            }
-        }
     }
 }

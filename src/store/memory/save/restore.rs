@@ -60,21 +60,13 @@ where
     adopt(hasher, &counts.seed)?;
     let mut filled = Ok(());
     L::for_each(tables, &mut |table| {
-        let names = table.saved_names();
-        if let Some(saved) = counts.find(&names)
+        if let Some(saved) = counts.find(&table.saved_names())
             && filled.is_ok()
         {
-            filled = table.restore_keys(saved, now);
+            filled = table.restore(saved, now);
         }
     });
-    filled?;
-    // Last, because a block is never an error.
-    L::for_each(tables, &mut |table| {
-        if let Some(saved) = counts.find(&table.saved_names()) {
-            table.restore_blocks(saved, now);
-        }
-    });
-    Ok(())
+    filled
 }
 
 impl SavedCounts {

@@ -58,16 +58,7 @@ pub(in crate::store::memory) struct Keys<A: Algorithm> {
 
 impl<A: Algorithm> Shard<A> {
     pub(super) fn new() -> Self {
-        Self(SpinLock::new(Keys {
-            sets: Vec::new(),
-            last_decided_at: 0,
-            horizon: 0,
-            moves: 0,
-            evicted: 0,
-            has_extras: false,
-            extras: None,
-            debts: Vec::new(),
-        }))
+        Self(SpinLock::new(Keys::new()))
     }
 
     #[inline]
@@ -77,6 +68,11 @@ impl<A: Algorithm> Shard<A> {
 }
 
 impl<A: Algorithm> Keys<A> {
+    fn new() -> Self {
+        let (sets, debts) = (Vec::new(), Vec::new());
+        Self { sets, last_decided_at: 0, horizon: 0, moves: 0, evicted: 0, has_extras: false, extras: None, debts }
+    }
+
     /// Returns the time of the decision, of which the caller has read the clock before it has locked. See "Time" in the
     /// parent module.
     #[inline]
@@ -298,11 +294,9 @@ impl<A: Algorithm> Keys<A> {
         self.horizon = self.horizon.max(time);
     }
 
-    /// Removes all keys and debts.
+    /// Removes everything.
     pub(in crate::store::memory) fn clear(&mut self) {
-        self.sets.clear();
-        self.debts.clear();
-        self.moves += 1;
+        *self = Self::new();
     }
 
     /// Runs `f` on every key that is not idle at `now`, with its fingerprint and its state.
