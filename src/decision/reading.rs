@@ -34,6 +34,8 @@ pub(crate) struct LimitReading {
     /// The reason of the block, if the key is blocked.
     pub(crate) block_reason: BlockReason,
     pub(crate) supports_scheduling: bool,
+    /// The units of the limit return one after another. All algorithms that can schedule starts are buckets.
+    pub(crate) is_bucket: bool,
     pub(crate) shadow: bool,
     pub(crate) share: ShareRole,
     /// The units that a common limit keeps free from the request. The snapshot includes them until
@@ -76,6 +78,7 @@ impl LimitReading {
         blocked: 0,
         block_reason: BlockReason::Administrator,
         supports_scheduling: false,
+        is_bucket: false,
         shadow: false,
         share: ShareRole::None,
         kept_free: 0,

@@ -96,8 +96,8 @@ fn combine<T: HasReading>(items: &mut [T]) {
         if is_within {
             common.kept_free = 0;
         }
-        common.snapshot =
-            common.snapshot.keeping_free(Some(common.kept_free), common.verdict.wait_for_more(common.cost));
+        let wait = common.verdict.wait_for_more(common.cost);
+        common.snapshot = common.snapshot.keeping_free(Some(common.kept_free), wait, common.is_bucket);
     }
 }
 

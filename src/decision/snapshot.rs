@@ -59,14 +59,20 @@ impl LimitSnapshot {
         self
     }
 
-    /// Returns the numbers for a request from which a limit keeps units free. `wait` is the wait of a denied request.
-    fn keeping_free(self, units: u64, wait: Option<Duration>) -> Self {
+    /// Returns the numbers for a request from which a limit keeps units free. `wait` is the wait of a denied request. The
+    /// units of a bucket return one after another, so fewer of them return in less time.
+    fn keeping_free(self, units: u64, wait: Option<Duration>, is_bucket: bool) -> Self {
         // While fewer than the units are left, it is unknown when more than the units are: at the latest when the request is
         // allowed, or at the reset.
         let latest = wait.map_or(self.reset, |wait| wait.min(self.reset));
         let next_token_after = if self.remaining < units { latest } else { self.next_token_after };
         let (limit, remaining) = (self.limit.saturating_sub(units), self.remaining.saturating_sub(units));
-        Self { limit, remaining, next_token_after, ..self }
+        let part = |window: Duration| {
+            let micros = window.as_micros().saturating_mul(limit.max(1).into()).div_ceil(self.limit.max(1).into());
+            Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+        };
+        let window = if is_bucket { self.window.map(part) } else { self.window };
+        Self { limit, window, remaining, next_token_after, ..self }
     }
 }
 
@@ -103,10 +109,10 @@ impl LazySnapshot {
 
     /// Returns the numbers for a request from which a limit keeps units free.
     #[inline]
-    pub(crate) fn keeping_free(self, units: Option<u64>, wait: Option<Duration>) -> Self {
+    pub(crate) fn keeping_free(self, units: Option<u64>, wait: Option<Duration>, is_bucket: bool) -> Self {
         match units {
             None | Some(0) => self,
-            Some(units) => self.compute().keeping_free(units, wait).into(),
+            Some(units) => self.compute().keeping_free(units, wait, is_bucket).into(),
         }
     }
 

@@ -113,8 +113,8 @@ impl<A: Algorithm> Transition<'_, A> {
         let &Self { algorithm, options, holds, keeps_guard, is_hold, shadow, kept_free, share, warn_at } = self;
         let cost = options.cost;
         // A hold changes no state, so no later start can be scheduled.
-        let mut supports_scheduling =
-            algorithm.supports_scheduling() && !is_hold && kept_free.is_none() && share == ShareRole::None;
+        let is_bucket = algorithm.supports_scheduling();
+        let mut supports_scheduling = is_bucket && !is_hold && kept_free.is_none() && share == ShareRole::None;
         let decides_only = A::HELD_UNTIL_END && !keeps_guard;
         let counting = if decides_only { Counting::DecidesOnly } else { Counting::Counts };
         // A share schedules nothing ahead.
@@ -154,7 +154,7 @@ impl<A: Algorithm> Transition<'_, A> {
             snapshot = algorithm.snapshot(state, now);
         }
         if share == ShareRole::None {
-            snapshot = snapshot.keeping_free(kept_free, verdict.wait_for_more(cost));
+            snapshot = snapshot.keeping_free(kept_free, verdict.wait_for_more(cost), is_bucket);
         }
         LimitReading {
             verdict,
@@ -167,6 +167,7 @@ impl<A: Algorithm> Transition<'_, A> {
             blocked: micros_floor(blocked),
             block_reason,
             supports_scheduling,
+            is_bucket,
             shadow,
             share,
             kept_free: kept_free.unwrap_or_default(),

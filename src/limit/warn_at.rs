@@ -85,7 +85,7 @@ impl LimitReading {
         key: impl Hash,
         now: Timestamp,
     ) -> LimitNumbers {
-        let snapshot = all.keeping_free(Some(self.kept_free), self.verdict.wait_for_more(self.cost));
+        let snapshot = all.keeping_free(Some(self.kept_free), self.verdict.wait_for_more(self.cost), self.is_bucket);
         let near = keys.map_or(self.near, |keys| keys.charged(self.near, self.marked(&all, &snapshot), key, now));
         LimitNumbers { snapshot, near }
     }
@@ -93,7 +93,7 @@ impl LimitReading {
     /// Returns the numbers without a charge. `all` are those with the units that are kept free.
     #[cfg(feature = "redis")]
     pub(crate) fn numbers_of(&self, keys: Option<&Arc<WarnKeys>>, all: LazySnapshot) -> LimitNumbers {
-        let snapshot = all.keeping_free(Some(self.kept_free), self.verdict.wait_for_more(self.cost));
+        let snapshot = all.keeping_free(Some(self.kept_free), self.verdict.wait_for_more(self.cost), self.is_bucket);
         let near = keys.map_or(self.near, |keys| keys.warn_at.level(self.marked(&all, &snapshot)));
         LimitNumbers { snapshot, near }
     }

@@ -299,7 +299,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         // As in `store`: row "three limits" of benches/figures.md.
         let preview = preview(algorithm, &next, now);
         if ALL && let Some(mark) = self.limit.limit.warn_keys() {
-            let after = preview?.keeping_free(Some(self.needed_free()), None);
+            let after = preview?.keeping_free(Some(self.needed_free()), None, algorithm.supports_scheduling());
             if mark.warn_at.level(&after).has(NearLimit::NEAR) {
                 return None;
             }
@@ -339,7 +339,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         let snapshot =
             snapshot.unwrap_or_else(|| algorithm.peek_with_held(state, now, now_only, held.saturating_add(cost)).1);
         let (name, is_shadow) = (table.limit.name_handle(), table.limit.is_shadow());
-        Some(Charged { name, snapshot, kept_free: 0, is_shadow, supports_scheduling: false, near: NearLimit::NONE })
+        Some(Charged { name, snapshot, is_shadow, supports_scheduling: false, near: NearLimit::NONE })
     }
 
     /// Holds the cost on a key that has a slot.
@@ -378,8 +378,9 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         let schedules = limit.share() == ShareRole::None && self.kept_free.is_none() && algorithm.supports_scheduling();
         let near = if ALL && self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
         let kept_free = if ALL { self.needed_free() } else { 0 };
+        let snapshot = snapshot.keeping_free(Some(kept_free), None, algorithm.supports_scheduling());
         let supports_scheduling = is_shadow || schedules;
-        Charged { name: limit.name_handle(), snapshot, kept_free, is_shadow, supports_scheduling, near }
+        Charged { name: limit.name_handle(), snapshot, is_shadow, supports_scheduling, near }
     }
 }
 
@@ -396,7 +397,6 @@ pub(super) struct Allowed<'k, A: Algorithm> {
 pub struct Charged<'a> {
     pub(super) name: &'a Name,
     pub(super) snapshot: LazySnapshot,
-    pub(super) kept_free: u64,
     pub(super) is_shadow: bool,
     pub(super) supports_scheduling: bool,
     pub(super) near: NearLimit,
@@ -405,13 +405,13 @@ pub struct Charged<'a> {
 impl Charged<'_> {
     #[inline(always)]
     pub(super) fn remaining(&self) -> u64 {
-        self.snapshot.compute().remaining.saturating_sub(self.kept_free)
+        self.snapshot.compute().remaining
     }
 
     #[inline(always)]
     pub(super) fn status(&self) -> LimitStatus {
-        let snapshot = self.snapshot.keeping_free(Some(self.kept_free), None);
-        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, snapshot, self.is_shadow).with_near(self.near)
+        LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, self.snapshot, self.is_shadow)
+            .with_near(self.near)
     }
 }
 

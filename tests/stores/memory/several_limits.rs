@@ -76,6 +76,13 @@ impl Spec {
         if self.keeps_free { call.kept[index] } else { 0 }
     }
 
+    /// The time in which so many units return: a bucket returns them one after another, at the rate of its quota, and other
+    /// limits return all of them in their window.
+    fn window(&self, units: u64, whole: Option<Duration>) -> Option<Duration> {
+        let of_unit = self.quota.period() / u32::try_from(self.quota.limit()).expect("small");
+        if self.kind < 3 { Some(of_unit * u32::try_from(units.max(1)).expect("small")) } else { whole }
+    }
+
     /// The cost of a request, or of a settlement, which costs `otherwise` if it has no number.
     fn cost(&self, costs: Costs, otherwise: u64) -> u64 {
         self.unit.map_or_else(|| costs.number().unwrap_or(otherwise), |unit| costs.of(unit))
@@ -228,9 +235,13 @@ impl Model {
             let (spec, plain) = (&self.specs[limit.0], &limit.2.limits()[0]);
             assert_eq!((status.name(), status.is_shadow()), (&*name(limit.0), spec.is_shadow), "{context}");
             assert_eq!(status.limit(), plain.limit().saturating_sub(spec.kept(limit.0, call)), "{context}");
-            let facts = (status.verdict(), status.remaining(), status.is_blocked(), status.window());
-            let expected = (plain.verdict(), remaining(limit), plain.is_blocked(), plain.window());
+            let facts = (status.verdict(), status.remaining(), status.is_blocked());
+            let expected = (plain.verdict(), remaining(limit), plain.is_blocked());
             assert_eq!(facts, expected, "limit {}, {context}", limit.0);
+            let window = spec.window(status.limit(), plain.window());
+            let is_exact = status.window().is_some() == window.is_some()
+                && status.window().unwrap_or_default().abs_diff(window.unwrap_or_default()) <= 2 * MICROSECOND;
+            assert!(is_exact, "{:?}, not {window:?}: limit {}, {context}", status.window(), limit.0);
             if spec.kept(limit.0, call) == 0 {
                 assert_eq!(status.snapshot(), plain.snapshot(), "limit {}, {context}", limit.0);
             }

@@ -154,6 +154,13 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
             let left = ready(common.peek(&0, 1.into())).remaining().expect("a limit").saturating_sub(kept);
             let all = decision.limits().iter().find(|limit| limit.name() == "all").expect("the common limit");
             assert_eq!(all.remaining(), left, "{context}");
+            // The units of a bucket return one after another, at the rate of its quota.
+            let whole = ready(common.peek(&0, 1.into()));
+            let (is_bucket, whole) = (whole.supports_scheduling(), &whole.limits()[0]);
+            assert_eq!(all.limit(), whole.limit() - kept, "{context}");
+            let parts = if is_bucket { [all.limit(), whole.limit()] } else { [1, 1] }.map(u128::from);
+            let window = whole.window().map(|window| (window.as_micros() * parts[0]).div_ceil(parts[1]));
+            assert_eq!(all.window().map(|window| window.as_micros()), window, "{context}");
             counts[usize::from(is_within)] += 1;
         } else if expected != Duration::MAX {
             assert_eq!(micros(decision.retry_after()), Some(expected.as_micros()), "{context}");

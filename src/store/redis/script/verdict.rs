@@ -226,6 +226,7 @@ impl ScriptVerdict {
                 cost: own.cost,
                 holds: own.hold,
                 held: replay.state(index).held,
+                is_bucket: algorithm.supports_scheduling(),
                 supports_scheduling: algorithm.supports_scheduling()
                     && !options.hold
                     && kept_free(index).is_none()
