@@ -133,11 +133,10 @@ impl Decision {
         }
     }
 
-    /// Returns a cached denial as of `elapsed` after the decision.
+    /// Returns the decision as of `elapsed` later.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
         Self {
             verdict: self.verdict.aged_by(elapsed),
-            source: DecisionSource::Cache,
             decided_at: self.decided_at.saturating_add(elapsed),
             most_restrictive: self.most_restrictive.as_ref().map(|status| status.aged_by(elapsed)),
             all_limits: self.all_limits.map(|status| status.aged_by(elapsed)),
@@ -273,10 +272,16 @@ impl Decision {
         }
     }
 
-    /// Turns a delayed decision into a denial.
-    pub(crate) fn into_denied(mut self, retry_after: Duration) -> Self {
-        self.verdict = PackedVerdict::pack(Verdict::Denied { retry_after });
-        self
+    /// Returns the decision as a denial by its most restrictive limit, on which the request has this cost: other requests
+    /// wait for this limit.
+    pub(crate) fn into_denied(self, cost: u64, retry_after: Duration) -> Self {
+        let most_restrictive = self.most_restrictive.map(|status| status.into_denied(cost, retry_after));
+        let deny = |status: &LimitStatus| match &most_restrictive {
+            Some(denied) if denied.name() == status.name() => denied.clone(),
+            _ => status.clone(),
+        };
+        let (verdict, all_limits) = (Verdict::Denied { retry_after }, self.all_limits.map(deny));
+        Self { verdict: PackedVerdict::pack(verdict), most_restrictive, all_limits, ..self }
     }
 
     /// Returns an allowed decision as one for a start after this delay, if the delay is not zero.

@@ -102,6 +102,16 @@ impl LimitStatus {
         self
     }
 
+    /// Returns the status as a denial of this cost: if more remains, other requests use that.
+    pub(super) fn into_denied(self, cost: u64, retry_after: Duration) -> Self {
+        let mut snapshot = self.snapshot();
+        if snapshot.remaining >= cost {
+            (snapshot.remaining, snapshot.next_token_after) = (cost.saturating_sub(1), retry_after);
+        }
+        snapshot.reset = snapshot.reset.max(retry_after);
+        Self { verdict: PackedVerdict::pack(Verdict::Denied { retry_after }), snapshot: snapshot.into(), ..self }
+    }
+
     /// Returns the status of a denial as of a block by escalation, which has begun with the denial.
     pub(super) fn into_escalated(mut self, duration: Duration) -> Self {
         self.verdict = PackedVerdict::pack(self.verdict().stricter_of(Verdict::Denied { retry_after: duration }));

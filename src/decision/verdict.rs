@@ -108,6 +108,7 @@ impl PackedVerdict {
     pub(super) fn aged_by(self, elapsed: Duration) -> Self {
         match self.unpack() {
             Verdict::Denied { .. } => Self(self.0.saturating_sub(crate::clock::micros_floor(elapsed))),
+            Verdict::AllowedAfter(delay) => Self::pack(Verdict::AllowedAfter(delay.saturating_sub(elapsed))),
             _ => self,
         }
     }

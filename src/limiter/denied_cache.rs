@@ -225,7 +225,7 @@ impl<C: Clock> CacheState<C> {
         // Counted from before the decision, the denial expires no later than its `retry_after`.
         let expires_at = requested_at.saturating_add(ttl);
         // Computes the numbers of the decision now, not at each lookup.
-        let decision = decision.aged_by(Duration::ZERO);
+        let decision = decision.aged_by(Duration::ZERO).with_source(DecisionSource::Cache);
         let denial = CachedDenial { hash: candidates.hash, options, requested_at, expires_at, decision };
         self.slots[self.pick_slot(candidates, requested_at)].store(Some(Arc::new(denial)));
         // An invalidation increments the epoch before it removes denials. So either it finds the denial that was just

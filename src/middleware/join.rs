@@ -8,7 +8,6 @@ use super::parts::Parts;
 use super::queue::{
     self, Arrival, Ask, Asked, Class, JoinError, KeyAsk, Queues, Start, StartHold, Waiting, queue_of, visit_queues,
 };
-use super::settlement::keeps_guard;
 use crate::decision::{AcquireOptions, Decision};
 use crate::limiter::{Held, LimitOfKey, limit_id};
 use crate::observe::{Event, Observers};
@@ -19,7 +18,7 @@ use crate::runtime::Instant;
 #[cold]
 #[inline(never)]
 pub(crate) fn existing_queue<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> Option<u64> {
-    let visit = &|visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)| visit_queues(key, &config.limiter, visit);
+    let visit = &|visit: &mut dyn FnMut(&LimitOfKey<'_>, u64)| visit_queues(key, &config.limiter, visit);
     queue::existing_queue(limit_id(key), &config.wait.queues, visit)
 }
 
@@ -31,7 +30,7 @@ pub(crate) fn join_existing<Request, P: Parts<Request>>(
     options: AcquireOptions,
     id: u64,
 ) -> Result<Result<Waiting, Rejection>, P::Key> {
-    let class = class_of::<Request, P>(&key, options);
+    let class = Queues::class(&key, options);
     let ask = Arc::new(KeyAsk::new(key, config.limiter.clone(), config.observers.clone()));
     let timeout = config.responder.client_timeout(request);
     let arrival = arrival(Arc::<KeyAsk<_, _, _>>::clone(&ask), class, options, &config.wait, timeout, Instant::now());
@@ -56,15 +55,11 @@ pub(crate) fn join_after<Request, P: Parts<Request>>(
     cause: WaitCause,
     arrived_at: Instant,
 ) -> Result<Waiting, Rejection> {
-    let class = class_of::<Request, P>(&key, options);
+    let class = Queues::class(&key, options);
     let ask = Arc::new(KeyAsk::new(key, config.limiter.clone(), config.observers.clone()));
     let timeout = config.responder.client_timeout(request);
     let arrival = arrival(ask, class, options, &config.wait, timeout, arrived_at);
     join_by_cause(&config.wait, &config.observers, arrival, cause)
-}
-
-fn class_of<Request, P: Parts<Request>>(key: &P::Key, options: AcquireOptions) -> Class {
-    Queues::class(key, options.costs(), options.charged_once(), keeps_guard::<Request, P>())
 }
 
 // The compiler generates the functions above for each type of a layer, and those below once.

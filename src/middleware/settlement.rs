@@ -11,12 +11,6 @@ use crate::decision::Costs;
 use crate::limiter::{Held, LimiterFuture};
 use crate::observe::{Observers, WarningKind};
 
-/// Whether the layer keeps the guard of a request that the limiter has allowed.
-pub(crate) const fn keeps_guard<Request, P: Parts<Request>>() -> bool {
-    <P::CostPolicy as CostPolicy<Request, P::InnerResponse, P::InnerError>>::NEEDS_HOLD
-        || <P::End as RequestEnd<Request, P::Responded>>::TRACKS
-}
-
 /// Tracks a request in flight. Returns the rest of the held cost, which the response settles.
 pub(crate) fn track<Request, P: Parts<Request>>(
     config: &ConfigOf<Request, P>,

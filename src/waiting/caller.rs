@@ -58,7 +58,7 @@ where
         let ask = Arc::clone(&self.0);
         LimiterFuture::pending(async move {
             let arrival = || {
-                let class = Queues::class(&ask.identity(), options.costs(), options.charged_once(), false);
+                let class = Queues::class(&ask.identity(), options);
                 Arrival { ask: Arc::clone(&ask) as _, class, options, max_wait: Some(max_wait), arrived_at }
             };
             if let Some(queue) = behind {

@@ -112,16 +112,21 @@ impl Queue {
         effects: &mut Effects,
     ) {
         self.pace.answered(order.class.cost, order.asked_at, now);
-        match result.and_then(|outcome| outcome.check_guard(order.options.keeps_guard)) {
+        match result {
             Ok(Outcome { decision, held }) if decision.is_allowed() => {
                 effects.released.append(&mut order.released);
                 let is_home = queue_of(&*order.ticket.ask, &decision) == self.id;
                 if is_home {
                     self.update_forecast(&order, &decision);
+                    self.latest = Some((decision.clone(), order.class.key, now));
                 }
                 let more = if is_home { self.forecast.remaining / order.class.cost.max(1) } else { 0 };
                 let more = usize::try_from(more).unwrap_or(usize::MAX);
                 self.pace.admitted(more, is_home && self.forecast.at(1).is_none(), now);
+                if !is_home {
+                    // The forecast does not know how many more the queue's limit admits, or the limit was replaced.
+                    self.pace.released();
+                }
                 let held = StartHold::new(held);
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held });
             }

@@ -170,6 +170,8 @@ impl Queues {
             .ask
             .observers()
             .emit(|| Event::WaitAsked { admitted: matches!(&result, Ok(outcome) if outcome.decision.is_allowed()) });
+        // Before the lock: an error releases the guard, which wakes queues.
+        let result = result.and_then(|outcome| outcome.check_guard(order.options.keeps_guard));
         let mut unheard = Some((order, result));
         self.change(id, |queue, effects| {
             if queue.driver == Some(token)

@@ -45,7 +45,7 @@ impl Forecast {
         }
         let snapshot = decision.most_restrictive().map(LimitStatus::snapshot);
         self.asked_at = Some(asked_at);
-        self.quota = snapshot.and_then(|snapshot| self.quota_of(&snapshot));
+        self.quota = snapshot.and_then(|snapshot| self.quota_of(&snapshot, decision.verdict()));
         let most = match decision.verdict() {
             // A limit can deny a cost although more remains, such as units that it keeps free.
             Verdict::Denied { .. } => cost.saturating_sub(1),
@@ -58,13 +58,13 @@ impl Forecast {
         // Which of the units that do not remain has returned after which time. A denial of cost 5 with 2 units left says when
         // the third one has.
         let (number, after) = match decision.verdict() {
-            // The end of a hold is unknown.
+            // The end of a hold is unknown, and that of a request in flight.
             Verdict::Denied { .. } if decision.is_estimate() => (1, None),
             Verdict::Denied { retry_after } => {
                 let accepted = if self.schedules { max_delay } else { Duration::ZERO };
                 (cost.saturating_sub(self.remaining), Some(retry_after.saturating_add(accepted)))
             }
-            _ if hold && self.remaining == 0 => (1, None),
+            _ if hold && self.remaining == 0 || snapshot.is_some_and(|snapshot| snapshot.window.is_none()) => (1, None),
             Verdict::AllowedAfter(delay) => (1, Some(delay.saturating_add(interval))),
             _ => (1, Some(snapshot.map_or(Duration::ZERO, |snapshot| snapshot.next_token_after))),
         };
@@ -83,11 +83,16 @@ impl Forecast {
     /// Returns the limit, and the time after which a unit returns that is used now.
     ///
     /// That is the window, or longer: a sliding window returns whole blocks, as the reset after an admission shows.
-    fn quota_of(&self, snapshot: &LimitSnapshot) -> Option<(u64, Duration)> {
+    fn quota_of(&self, snapshot: &LimitSnapshot, verdict: Verdict) -> Option<(u64, Duration)> {
         let LimitSnapshot { limit, window, reset, .. } = *snapshot;
-        let latest = if self.schedules { Duration::ZERO } else { reset };
+        let latest = if verdict == Verdict::Allowed { reset } else { Duration::ZERO };
         let before = self.quota.filter(|(before, _)| *before == limit).map(|(_, window)| window);
         Some((limit, window?.max(latest).max(before.unwrap_or_default()))).filter(|_| limit > 0)
+    }
+
+    /// Whether it is unknown when more than the remaining units are free.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.next_unit.is_none()
     }
 
     /// Returns when the limiter can admit so many units in all. `None` if that is unknown.

@@ -6,14 +6,14 @@ use super::ticket::Ask;
 use crate::decision::{AcquireOptions, Decision, ShareRole};
 use crate::limiter::{LimitOfKey, Limiter, LimitsOfKey, limit_id};
 
-/// Visits the limits that apply to a key, with the queue of each and the share of the key.
+/// Visits the limits that apply to a key, with the queue of each.
 ///
 /// Requests from which a limit keeps different numbers of units free wait in different queues: a head that its own class
 /// denies must not hold up others. For the same reason, each share has a queue of its own for each limit beside it.
 pub(crate) fn visit_queues<Key: ?Sized>(
     key: &Key,
     limiter: &(impl Limiter<Key> + ?Sized),
-    visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>),
+    visit: &mut dyn FnMut(&LimitOfKey<'_>, u64),
 ) {
     let (mut share, mut has_common) = (None, false);
     limiter.limits_of(
@@ -34,7 +34,7 @@ pub(crate) fn visit_queues<Key: ?Sized>(
                 (0, None) => limit.id,
                 of_class => limit_id((limit.id, of_class)),
             };
-            visit(&limit, queue, share);
+            visit(&limit, queue);
         }),
     );
 }
@@ -59,7 +59,7 @@ pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
 pub(crate) fn queue_of(ask: &(impl Ask + ?Sized), denied: &Decision) -> u64 {
     let mut found = ask.own_queue();
     if let Some(denying) = denied.most_restrictive() {
-        ask.visit(&mut |limit, queue, _| {
+        ask.visit(&mut |limit, queue| {
             if limit.name == denying.name() {
                 found = queue;
             }
@@ -72,7 +72,7 @@ impl dyn Ask {
     /// Returns the cost of the request on the limit of this queue.
     pub(super) fn cost_in(&self, queue: u64, options: AcquireOptions) -> u64 {
         let mut cost = options.cost;
-        self.visit(&mut |limit, of_limit, _| {
+        self.visit(&mut |limit, of_limit| {
             if of_limit == queue {
                 cost = limit.cost.options(options).cost;
             }
@@ -80,26 +80,32 @@ impl dyn Ask {
         cost
     }
 
-    /// Returns the limits whose releases can end the wait in this queue, with the units that the request needs there.
+    /// Returns the limits whose releases can end the wait in this queue, with the units that the request needs there. A
+    /// denial names its limit, and the limits of a fallback can have the same names.
     pub(super) fn needs_in(&self, queue: u64, options: AcquireOptions) -> Vec<(u64, u64)> {
-        let mut needs = Vec::new();
-        self.visit(&mut |limit, of_limit, share| {
+        let mut denying = None;
+        self.visit(&mut |limit, of_limit| {
             if of_limit == queue {
-                let cost = limit.cost.options(options).cost;
-                needs.push((limit.id, cost.saturating_add(limit.kept_free)));
-                needs.extend(share.map(|share| (share, cost)));
+                denying = Some((limit.name.to_owned(), limit.share));
             }
         });
-        if needs.is_empty() {
-            needs.push((queue, options.cost));
-        }
+        let Some((name, role)) = denying else { return vec![(queue, options.cost)] };
+        let mut needs = Vec::new();
+        self.visit(&mut |limit, _| {
+            let cost = limit.cost.options(options).cost;
+            if limit.name == name {
+                needs.push((limit.id, cost.saturating_add(limit.kept_free)));
+            } else if role == ShareRole::Common && limit.share == ShareRole::Share {
+                needs.push((limit.id, cost));
+            }
+        });
         needs
     }
 
     /// Returns how many requests may wait, if a limit bounds that.
     pub(super) fn max_waiting(&self) -> Option<u64> {
         let mut least = None;
-        self.visit(&mut |limit, _, _| least = [least, limit.max_waiting].into_iter().flatten().min());
+        self.visit(&mut |limit, _| least = [least, limit.max_waiting].into_iter().flatten().min());
         least
     }
 }

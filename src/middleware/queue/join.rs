@@ -188,12 +188,10 @@ const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
 
 /// Returns the denial of a request that does not join a queue.
 fn refused(queue: &Queue, class: Class, retry_after: Option<Duration>, is_queue: bool, now: Instant) -> JoinError {
-    let denial = queue.latest_denial(class.key, now).expect("a queue has a decision from its beginning");
-    let retry_after = retry_after.map(|wait| wait.max(Duration::from_micros(1)));
-    let denial = match retry_after {
-        Some(wait) if is_queue && !denial.exceeds_limit() => denial.into_denied(wait).with_estimate(true),
-        Some(wait) if denial.supports_scheduling() => denial.into_denied(wait),
-        _ => denial,
-    };
-    JoinError::Refused { rejection: Rejection::OverLimit(denial), is_queue }
+    // The wait of a denial is exact if nothing waits, unless the denial is of a start that is scheduled too late.
+    let is_exact = |decision: &Decision| !is_queue && !decision.is_allowed() && !decision.supports_scheduling();
+    let wait = retry_after.filter(|_| !queue.latest.as_ref().is_some_and(|(decision, ..)| is_exact(decision)));
+    let denial = queue.latest_denial(class, wait, now).expect("a queue has a decision from its beginning");
+    let is_estimate = is_queue || denial.is_estimate();
+    JoinError::Refused { rejection: Rejection::OverLimit(denial.with_estimate(is_estimate)), is_queue }
 }

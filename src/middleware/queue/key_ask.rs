@@ -55,7 +55,7 @@ where
     #[cfg_attr(not(feature = "timer"), allow(dead_code, reason = "for callers that wait"))]
     pub(crate) fn identity(&self) -> (u64, Vec<u64>) {
         let mut limits = Vec::new();
-        self.visit(&mut |limit, _, _| limits.push(limit.id));
+        self.visit(&mut |limit, _| limits.push(limit.id));
         (self.own_queue, limits)
     }
 }
@@ -64,10 +64,10 @@ where
 pub(crate) fn existing_queue(
     own: u64,
     queues: &Queues,
-    visit: &dyn Fn(&mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)),
+    visit: &dyn Fn(&mut dyn FnMut(&LimitOfKey<'_>, u64)),
 ) -> Option<u64> {
     let mut found = Some(own).filter(|own| queues.exists(*own));
-    visit(&mut |_, queue, _| found = found.or_else(|| Some(queue).filter(|queue| queues.exists(*queue))));
+    visit(&mut |_, queue| found = found.or_else(|| Some(queue).filter(|queue| queues.exists(*queue))));
     found
 }
 
@@ -84,7 +84,7 @@ where
         acquired.map(|outcome| outcome.waking(|| limits))
     }
 
-    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {
+    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64)) {
         if !self.is_alone {
             visit_queues(self.key.borrow(), &self.limiter, visit);
         }

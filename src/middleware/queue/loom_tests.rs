@@ -86,7 +86,7 @@ impl Ask for Slots {
         })
     }
 
-    fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {}
+    fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64)) {}
 
     fn own_queue(&self) -> u64 {
         self.queue
@@ -111,10 +111,11 @@ async fn yield_once() {
 }
 
 fn arrival(slots: &Slots) -> Arrival {
+    let options = AcquireOptions::default().hold();
     Arrival {
         ask: Arc::new(slots.clone()),
-        class: Queues::class(&"key", 1.into(), None, true),
-        options: AcquireOptions::default().hold(),
+        class: Queues::class(&"key", options),
+        options,
         max_wait: Some(Duration::from_secs(1000)),
         arrived_at: Instant::now(),
     }

@@ -24,7 +24,7 @@
 //!
 //! | The decision | Free now | The next unit | The units after that |
 //! |---|---|---|---|
-//! | allowed | what remains | at `t` + the time until the next unit | evenly until the key is idle |
+//! | allowed | what remains | at `t` + the time until the next unit; unknown for requests in flight | evenly until the key is idle |
 //! | allowed after a delay | nothing | at `t` + the delay + one interval | one interval apart |
 //! | denied for `retry_after` | what remains, less than the cost | at `t` + `retry_after` + the delay that the ask accepted | evenly until the key is idle, or one interval apart if the limiter schedules |
 //! | an estimate: costs are held | what remains, less than the cost | unknown | unknown |
@@ -44,7 +44,7 @@
 //! | `order` (`queues.rs`) | Before it asks for a request, the queue looks whether another queue of its limits has an earlier open request. Then the request moves there. | `tenants_with_many_workers_receive_equal_parts`, `nobody_starves` | three tenants, burst 1, 25 ms: 258, 234 and 470 starts |
 //! | `leavers` (`state.rs`) | Among several keys, the queue passes over requests whose deadline, or the age at which others gave up, comes before their start. | `users_that_give_up_lose_no_starts` | users that leave after 1 s: 85 % with a link of 0.2 ms, 0 % with 25 ms |
 //! | `position` (`state.rs`) | A request is refused on arrival if its forecast is after its deadline. With `newest_first` nobody is refused by position, but the oldest request gives its place in a full queue. | `request_that_cannot_start_in_time_is_refused_at_once` | requests wait in vain |
-//! | `own-rate` (`forecast.rs`) | The forecast is at least three quarters of the cost ahead times the mean time for a unit in this queue, from the eighth start on: so a process that receives a part of a limit refuses by its part. For a request that holds, the forecast is the whole product. Without it, the head of a long queue is always near its deadline, and is asked for without a horizon. | `processes_with_unequal_links_share_a_bucket`, `process_that_receives_a_part_refuses_by_its_part` | three processes: 797, 108 and 94 starts |
+//! | `own-rate` (`forecast.rs`) | The forecast is at least three quarters of the cost ahead times the mean time for a unit in this queue, from the eighth start on: so a process that receives a part of a limit refuses by its part. For a request whose cost is settled later, and while the next unit is unknown, the forecast is the whole product. Without it, the head of a long queue is always near its deadline, and is asked for without a horizon. | `processes_with_unequal_links_share_a_bucket`, `process_that_receives_a_part_refuses_by_its_part` | three processes: 797, 108 and 94 starts |
 //! | stalled drivers (`waiting.rs`) | Each waiting future has a timer. When the request is due, and the driver has missed its step by 100 ms, the future replaces the driver by one in its own runtime. | `requests_end_in_time_whatever_other_runtimes_do` | a blocked or parked runtime holds up the requests of the others |
 //!
 //! A start goes to the first request of its class whose deadline is not before the start. With `newest_first` the order of
@@ -53,15 +53,16 @@
 //! A request does not join if its cost is zero or exceeds the limit: the limiter answers at once. A layer without `max_wait`
 //! waits for `LeakyQueue` only. Its first request then comes with the start that the limiter has scheduled for it.
 //!
-//! # What a denial means
+//! # What an answer means
 //!
-//! | The denial | The queue |
+//! | The answer | The queue |
 //! |---|---|
-//! | of another limit | the request moves to that limit's queue, in its order of arrival |
-//! | of this limit, with an exact time | a new forecast; one ask under way until the next admission |
-//! | with an estimate: costs are held | the next ask after a release, or at once in a new queue, then after 100 ms, 200 ms, and so on up to 1 s, each up to a fifth less |
-//! | the request's earliest start is after its deadline, or its cost exceeds the limit | the request is rejected |
-//! | decided before a release in this process | the queue asks again at once, because the release has not asked yet |
+//! | admitted, and another limit has the least remaining | asks again at once: how much more this limit admits is unknown |
+//! | a denial of another limit | the request moves to that limit's queue, in its order of arrival |
+//! | a denial of this limit, with an exact time | a new forecast; one ask under way until the next admission |
+//! | a denial with an estimate: costs are held | the next ask after a release, or at once in a new queue, then after 100 ms, 200 ms, and so on up to 1 s, each up to a fifth less |
+//! | a denial, and the request's earliest start is after its deadline, or its cost exceeds the limit | the request is rejected |
+//! | a denial that was decided before a release in this process | the queue asks again at once, because the release has not asked yet |
 //!
 //! # A trace
 //!

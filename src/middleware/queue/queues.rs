@@ -10,7 +10,7 @@ use std::task::Waker;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Start, Ticket};
-use crate::decision::{CallId, Costs};
+use crate::decision::AcquireOptions;
 use crate::limiter::{CapacityListener, Released, hashers, listen, queue_created, queues_removed};
 use crate::runtime::Instant;
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -64,7 +64,7 @@ impl Queues {
             return None;
         }
         let mut found = None;
-        ticket.ask.visit(&mut |_, other, _| {
+        ticket.ask.visit(&mut |_, other| {
             if found.is_none() && other != id && self.may_exist(other) {
                 // The lock on the own shard is released: with two locks, two drivers could wait for each other.
                 let is_earlier = |queue: &Queue| queue.waiters.has_before(ticket.sequence);
@@ -89,10 +89,11 @@ impl Queues {
     }
 
     /// The start of a request that is charged once is no start of another request.
-    pub(crate) fn class(key: &(impl Hash + ?Sized), costs: Costs, once: Option<CallId>, hold: bool) -> Class {
+    pub(crate) fn class(key: &(impl Hash + ?Sized), options: AcquireOptions) -> Class {
+        let (costs, once) = (options.costs(), options.charged_once());
         let key = hashers().each_ref().map(|hasher| hasher.hash_one(key));
         let request_costs = hashers().each_ref().map(|hasher| hasher.hash_one((costs, once)));
-        Class { key, request_costs, cost: costs.number().unwrap_or(1), hold }
+        Class { key, request_costs, cost: costs.number().unwrap_or(1), hold: options.hold }
     }
 
     fn filter_of(&self, id: u64) -> &AtomicU32 {

@@ -97,16 +97,14 @@ impl Queue {
             return Some(Duration::ZERO);
         }
         let by_rate = self.start_interval.wait_behind(self.waiters.open_cost());
-        if class.hold {
-            // When holds end is unknown, and how much they settle.
-            return by_rate;
-        }
         let is_next = self.waiters.has_spare(class);
         let ahead = if is_next { 0 } else { self.waiters.open_cost().saturating_add(self.pace.cost_under_way) };
-        // The start is known an ask later than the limiter decides.
-        let forecast = self.wait_behind(ahead, class.cost, now)?.saturating_add(self.pace.ask_time);
-        // Less a quarter: the average grows at the end of each window.
-        Some(forecast.max(by_rate.unwrap_or_default() * 3 / 4))
+        // When holds end is unknown, and how much they settle.
+        let forecast = if class.hold { None } else { self.wait_behind(ahead, class.cost, now) };
+        let Some(forecast) = forecast else { return by_rate };
+        // The start is known an ask later than the limiter decides. The rate less a quarter: the average grows at the end of
+        // each window.
+        Some((forecast + self.pace.ask_time).max(by_rate.unwrap_or_default() * 3 / 4))
     }
 
     /// Returns the time until the limiter can admit a request of this cost behind so many units.
@@ -306,11 +304,7 @@ impl Queue {
     pub(super) fn reject(&mut self, place: u64, now: Instant, effects: &mut Effects) -> bool {
         let Some(waiter) = self.remove(place, effects) else { return false };
         let wait = self.wait_behind(self.pace.cost_under_way, waiter.class.cost, now).filter(|wait| !wait.is_zero());
-        let denial = self.latest_denial(waiter.class.key, now).map(|denial| match wait {
-            Some(wait) if !denial.exceeds_limit() => denial.into_denied(wait),
-            _ => denial,
-        });
-        let rejection = denial.map_or_else(
+        let rejection = self.latest_denial(waiter.class, wait, now).map_or_else(
             || Rejection::Unavailable(Error::unavailable("waiting failed: the limiter did not reply in time")),
             Rejection::OverLimit,
         );
@@ -319,17 +313,18 @@ impl Queue {
         true
     }
 
-    /// Returns the latest decision of the limiter as a denial at `now`.
-    pub(super) fn latest_denial(&self, key: [u64; 2], now: Instant) -> Option<Decision> {
+    /// Returns the latest decision of the limiter as a denial at `now`: for `wait`, or for the rest of its own wait.
+    pub(super) fn latest_denial(&self, class: Class, wait: Option<Duration>, now: Instant) -> Option<Decision> {
         let (decision, decided_for, at) = self.latest.as_ref()?;
-        let elapsed = now.saturating_duration_since(*at);
+        let decision = decision.aged_by(now.saturating_duration_since(*at));
         // Another key's own limits are not this key's.
-        let decision = if *decided_for == key { decision.clone() } else { decision.most_restrictive_only() };
-        let wait = match decision.verdict() {
+        let decision = if *decided_for == class.key { decision } else { decision.most_restrictive_only() };
+        let own = match decision.verdict() {
             Verdict::ExceedsLimit => return Some(decision),
             Verdict::Allowed => Duration::ZERO,
-            Verdict::AllowedAfter(wait) | Verdict::Denied { retry_after: wait } => wait.saturating_sub(elapsed),
+            Verdict::AllowedAfter(wait) | Verdict::Denied { retry_after: wait } => wait,
         };
-        Some(decision.into_denied(wait.max(Duration::from_micros(1))))
+        let is_estimate = decision.is_estimate() || self.forecast.is_unknown();
+        Some(decision.into_denied(class.cost, wait.unwrap_or(own)).with_estimate(is_estimate))
     }
 }

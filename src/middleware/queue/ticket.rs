@@ -15,8 +15,8 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 pub(crate) trait Ask: Send + Sync + 'static {
     fn acquire(&self, options: AcquireOptions) -> LimiterFuture<Outcome>;
 
-    /// Visits the limits that apply to the request, with the queue of each and the share of the request.
-    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>));
+    /// Visits the limits that apply to the request, with the queue of each.
+    fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64));
 
     /// Returns the queue of a limiter that names no limits.
     fn own_queue(&self) -> u64;

@@ -260,7 +260,7 @@ mod tests {
             unreachable!("no queue asks")
         }
 
-        fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64, Option<u64>)) {}
+        fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64)) {}
 
         fn own_queue(&self) -> u64 {
             0

@@ -8,16 +8,19 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep, sleep_until, timeout};
 use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
-use tower_ratelimit::response::RejectWithError;
+use tower_ratelimit::response::{RejectWithError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, Limit, Limiter, Memory, Quota, RateLimitLayer, TokioClock,
-    Verdict,
+    AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, Memory, Quota, RateLimitLayer,
+    SlidingLog, TokioClock, Verdict,
 };
 
-use crate::load::{Call, CallService, Counts, SECOND, held, inner, layer, limited, memory, recorder};
+use crate::load::{Call, CallService, Counts, SECOND, held, in_flight, inner, layer, limited, memory, recorder};
 use crate::random::Random;
-use crate::support::{KeyFn, Pool, RemoteLimiter, StubLimiter, TestRequest, boxed, decision, key_of, spawn};
+use crate::support::{
+    KeyFn, NOTIFICATIONS, Pool, RemoteLimiter, StubLimiter, TestRequest, boxed, decision, key_of, spawn,
+};
 
 fn window(limit: u64, period: Duration) -> BoxLimiter<u32> {
     memory(FixedWindow::new(Quota::new(limit, period)))
@@ -319,6 +322,91 @@ async fn waiters_start_at_once_after_a_reset_an_unblock_and_a_replacement() {
             }
         }
     }
+}
+
+/// Limits that admit all waiting requests replace the limit for which they wait: whatever the new limits are, the requests
+/// start at once, in order of arrival.
+#[tokio::test(start_paused = true)]
+async fn waiters_start_at_once_whatever_replaces_their_limit() {
+    type Limits = Vec<DynLimit<u32>>;
+    fn limit(name: &'static str, algorithm: impl Algorithm) -> DynLimit<u32> {
+        DynLimit::new(Limit::new(name, algorithm).keyed_by(|_: &u32| ()))
+    }
+    fn window(per_hour: u64) -> DynLimit<u32> {
+        limit("limit", FixedWindow::new(Quota::per_hour(per_hour)))
+    }
+    fn bucket(name: &'static str, burst: u64) -> DynLimit<u32> {
+        limit(name, Gcra::new(Quota::per_hour(burst)).burst(burst))
+    }
+    fn keeping(units: u64) -> DynLimit<u32> {
+        let limit = Limit::new("limit", FixedWindow::new(Quota::per_hour(100))).keyed_by(|_: &u32| ());
+        DynLimit::new(limit.keep_free_by(move |_: &u32| units))
+    }
+    let _lock = NOTIFICATIONS.lock().await;
+    let before: [fn() -> DynLimit<u32>; 3] = [|| bucket("limit", 2), || window(2), || limit("limit", InFlight::new(2))];
+    let replacements: [fn() -> Limits; 6] = [
+        || vec![limit("limit", SlidingLog::new(Quota::per_hour(100)))],
+        || vec![bucket("limit", 100)],
+        || vec![bucket("other", 100)],
+        || vec![limit("other", InFlight::new(100))],
+        || vec![window(1000), bucket("stricter", 100)],
+        || vec![keeping(7)],
+    ];
+    for (kind, first) in before.into_iter().enumerate() {
+        for (number, replacement) in replacements.into_iter().enumerate() {
+            let limiter: Memory<u32, Limits> =
+                Memory::builder(vec![first()]).clock(TokioClock::new()).build().expect("a limit");
+            let (calls, inner) = recorder();
+            let service = in_flight(layer(limiter.clone()).max_wait(1_000_000 * SECOND), inner);
+            let options = || AcquireOptions::default().keep_guard();
+            let used = [limiter.acquire(&0, options()).await, limiter.acquire(&0, options()).await];
+            let sent: Vec<_> = (0..20).map(|number| spawn(service.clone().oneshot(Call::number(number)))).collect();
+            // Between two of the queue's own asks.
+            sleep(Duration::from_millis(1300)).await;
+            assert!(calls.lock().unwrap().is_empty());
+            let before = Instant::now();
+            limiter.replace(replacement()).expect("valid limits");
+            for call in sent {
+                assert!(call.await.unwrap().is_ok());
+            }
+            assert!(before.elapsed() < Duration::from_millis(10), "{kind}, {number}: {:?}", before.elapsed());
+            assert!(calls.lock().unwrap().is_sorted_by_key(|(_, call)| call.number), "{kind}, {number}");
+            drop(used);
+        }
+    }
+}
+
+/// A limiter that names no limits, denies a request until a time, and then returns a guard that the layer does not keep.
+#[derive(Clone)]
+struct GuardIsNotKept(Instant);
+
+impl Limiter<u32> for GuardIsNotKept {
+    fn acquire(&self, _key: &u32, _options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let wait = self.0.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            return LimiterFuture::ready(Ok(decision(Verdict::Denied { retry_after: wait }).into()));
+        }
+        let guard = Held::until_end(1, || LimiterFuture::ready(Ok(())));
+        LimiterFuture::ready(Ok(Outcome::new(decision(Verdict::Allowed), Some(guard))))
+    }
+}
+
+/// The layer releases the guard, and the release wakes the queue of the request: not under the lock of the queue. In a
+/// thread, so that a deadlock fails the test.
+#[test]
+fn guard_that_is_not_kept_ends_the_wait_with_an_error() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(boxed(async move {
+            let limiter = GuardIsNotKept(Instant::now() + SECOND);
+            let service = held(layer(limiter).max_wait(10 * SECOND), inner());
+            let error = service.oneshot(Call::of(0)).await.expect_err("the guard is not kept");
+            let rejected = error.downcast_ref::<Rejected>().expect("the layer's error");
+            sender.send(rejected.rejection().is_misconfigured()).expect("the test waits");
+        }));
+    });
+    assert_eq!(receiver.recv_timeout(60 * SECOND), Ok(true));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tower::{ServiceExt, service_fn};
-use tower_ratelimit::limiter::{Held, LimiterFuture, LimitsOfKey, Outcome};
+use tower_ratelimit::limiter::{Fallback, Held, LimiterFuture, LimitsOfKey, Outcome};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Limiter, Memory, Quota, SlidingLog, TokioClock,
 };
@@ -43,6 +43,8 @@ struct Setup {
     share: Option<u64>,
     of_tenant: Option<u64>,
     of_writes: Option<u64>,
+    /// The limits have a fallback of the same limits.
+    has_fallback: bool,
 }
 
 impl Setup {
@@ -51,10 +53,15 @@ impl Setup {
         let mut some = |below| Some(1 + random.below(2 * below)).filter(|value| *value <= below);
         let share = some(1);
         let [of_tenant, of_writes] = [some(3), some(2)].map(|max| max.filter(|_| share.is_none()));
-        Self { capacity, kept: some(2), share, of_tenant, of_writes }
+        Self { capacity, kept: some(2), share, of_tenant, of_writes, has_fallback: random.below(3) == 0 }
     }
 
     fn limiter(self) -> BoxLimiter<u32> {
+        let [primary, secondary] = [(); 2].map(|()| self.memory());
+        if self.has_fallback { BoxLimiter::new(Fallback::new(primary, secondary)) } else { primary }
+    }
+
+    fn memory(self) -> BoxLimiter<u32> {
         let by_tenant = |name, max| {
             let by_tenant: fn(&u32) -> u32 = |key| tenant(*key);
             Limit::new(name, InFlight::new(max)).keyed_by(by_tenant)
@@ -110,7 +117,7 @@ struct Run {
     waiting: BTreeMap<u32, u32>,
 }
 
-/// For random limits on requests in flight, with classes, shares, tenants and conditions: at each time, no waiting request
+/// For random limits on requests in flight, with classes, shares, tenants, conditions and a fallback: at each time, no waiting request
 /// can start that is older than each other one in its way. As time passes between two events, no request waits that the
 /// limits admit.
 #[tokio::test(start_paused = true)]
@@ -119,7 +126,7 @@ async fn release_wakes_what_it_frees() {
 
     let _lock = NOTIFICATIONS.lock().await;
     let (mut waited, mut released) = (0, 0);
-    for seed in 0..150 {
+    for seed in 0..180 {
         let mut random = Random::new(seed);
         let setup = Setup::random(&mut random);
         let limiter = setup.limiter();

@@ -2,9 +2,16 @@
 
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
-use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Quota, SlidingLog};
+use tower_ratelimit::algorithm::Algorithm;
+use tower_ratelimit::response::{BoxError, Rejected};
+use tower_ratelimit::{
+    BoxLimiter, Clock as _, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, Memory, Quota, SlidingLog,
+    TokioClock, Verdict,
+};
 
-use crate::load::{Call, CallService, Remote, held, inner, layer, limited, memory, of_all, of_each, several};
+use crate::load::{
+    Call, CallService, Remote, held, in_flight, inner, layer, limited, memory, of_all, of_each, several,
+};
 use crate::random::Random;
 use crate::support::{ms, spawn};
 
@@ -39,6 +46,15 @@ fn ten_a_second(burst: u64) -> Gcra {
 
 /// Sends the requests to a service that answers with the time of the start, and returns their ends by name.
 async fn run(service: CallService, requests: Vec<Request>) -> Vec<(char, End)> {
+    run_checked(service, requests, |_: &BoxError| ()).await
+}
+
+/// The same, with a check of each rejection at its time.
+async fn run_checked(
+    service: CallService,
+    requests: Vec<Request>,
+    check: impl Fn(&BoxError) + Copy + Send + 'static,
+) -> Vec<(char, End)> {
     let began = Instant::now();
     let calls: Vec<_> = requests
         .into_iter()
@@ -50,7 +66,10 @@ async fn run(service: CallService, requests: Vec<Request>) -> Vec<(char, End)> {
                 let leaves_at = request.leaves_at.unwrap_or(1_000_000);
                 let end = match tokio::time::timeout_at(began + ms(leaves_at), call).await {
                     Ok(Ok(at)) => End::Started((at - began).as_millis()),
-                    Ok(Err(_)) => End::Refused(began.elapsed().as_millis()),
+                    Ok(Err(error)) => {
+                        check(&error);
+                        End::Refused(began.elapsed().as_millis())
+                    }
                     Err(_) => End::Left,
                 };
                 (request.name, end)
@@ -184,15 +203,22 @@ impl Pace {
         }
     }
 
-    fn limiter(self) -> BoxLimiter<u32> {
-        several(vec![match self {
-            Self::Bucket { interval, burst } => of_each(Gcra::new(Quota::new(1, ms(interval))).burst(burst)),
-            Self::Queue { interval, max_waiting } => {
-                of_each(LeakyQueue::new(Quota::new(1, ms(interval))).max_waiting(max_waiting))
+    /// The limit, larger by the units that are kept free.
+    fn limiter(self, beside: Beside, clock: TokioClock) -> BoxLimiter<u32> {
+        let kept = beside.kept;
+        let of_interval = |interval| Quota::new(1, ms(interval));
+        match self {
+            Self::Bucket { interval, burst } => {
+                beside.limiter(Gcra::new(of_interval(interval)).burst(burst + kept), clock)
             }
-            Self::Window { limit, period } => of_each(FixedWindow::new(Quota::new(limit, ms(period)))),
-            Self::Log { limit, period } => of_each(SlidingLog::new(Quota::new(limit, ms(period)))),
-        }])
+            Self::Queue { interval, max_waiting } => {
+                beside.limiter(LeakyQueue::new(of_interval(interval)).max_waiting(max_waiting), clock)
+            }
+            Self::Window { limit, period } => {
+                beside.limiter(FixedWindow::new(Quota::new(limit + kept, ms(period))), clock)
+            }
+            Self::Log { limit, period } => beside.limiter(SlidingLog::new(Quota::new(limit + kept, ms(period))), clock),
+        }
     }
 
     /// The earliest start from `now` on after these starts.
@@ -228,6 +254,47 @@ impl Pace {
             starts.push(self.next(&starts, now));
         }
         starts.last().copied().unwrap_or(now)
+    }
+}
+
+/// What a limit is used with. None of it changes a start.
+#[derive(Clone, Copy, Debug)]
+struct Beside {
+    /// The units that are kept free from all requests.
+    kept: u64,
+    /// The layer tracks the end of each request.
+    tracks: bool,
+    /// A limit on requests in flight that is never reached, before the limit or after it.
+    in_flight: Option<bool>,
+    /// The bound of each wait. Without it, the limiter schedules the first start.
+    max_wait: Option<u64>,
+}
+
+impl Beside {
+    fn random(random: &mut Random, pace: Pace) -> Self {
+        let is_queue = matches!(pace, Pace::Queue { .. });
+        let kept = if is_queue { 0 } else { random.choose(&[0, 0, 1, 5, 40]) };
+        let tracks = random.below(2) == 0;
+        let max_wait = match pace {
+            // The queue knows the next start of a log, and estimates those after it.
+            Pace::Log { .. } => Some(20_000),
+            _ => Some(random.choose(&[0, 30, 150, 500, 2000])).filter(|_| !is_queue || random.below(3) > 0),
+        };
+        // Beside requests in flight a `LeakyQueue` schedules nothing, so its bounds are estimates.
+        let in_flight = random.choose(&[None, Some(false), Some(true)]).filter(|_| tracks && !is_queue);
+        Self { kept, tracks, in_flight, max_wait }
+    }
+
+    fn limiter(self, algorithm: impl Algorithm, clock: TokioClock) -> BoxLimiter<u32> {
+        let (kept, limit) = (self.kept, Limit::new("one", algorithm).keyed_by(|key: &u32| *key));
+        let mut limits = vec![match kept {
+            0 => DynLimit::new(limit),
+            _ => DynLimit::new(limit.keep_free_by(move |_: &u32| kept)),
+        }];
+        if let Some(is_first) = self.in_flight {
+            limits.insert(usize::from(!is_first), of_all(InFlight::new(50)));
+        }
+        BoxLimiter::new(Memory::builder(limits).clock(clock).build().expect("limits"))
     }
 }
 
@@ -283,6 +350,19 @@ fn by_the_rules(pace: Pace, max_wait: u64, places: usize, random: &mut Random) -
     waiting.is_empty().then_some((requests, ends))
 }
 
+/// A rejection names the limit, states that nothing remains, and states the times as of now.
+fn check_rejection(rejection: &BoxError, clock: TokioClock) {
+    let rejected = rejection.downcast_ref::<Rejected>().expect("a rejection");
+    let decision = rejected.rejection().decision().expect("over the limit");
+    let status = decision.most_restrictive().expect("a limit");
+    let is_denied = matches!(status.verdict(), Verdict::Denied { .. });
+    assert!(status.name() == "one" && is_denied && status.remaining() == 0, "{decision:?}");
+    let wait = decision.retry_after().expect("a wait");
+    assert!(decision.decided_at() == clock.now() && status.reset() >= wait, "{:?}: {decision:?}", clock.now());
+    let listed = decision.limits().iter().find(|status| status.name() == "one").expect("the limit");
+    assert_eq!(listed, status, "{decision:?}");
+}
+
 /// The law: every request of a random trace ends as the rules say, to the millisecond.
 #[tokio::test(start_paused = true)]
 async fn requests_of_random_traces_end_as_the_rules_say() {
@@ -290,15 +370,25 @@ async fn requests_of_random_traces_end_as_the_rules_say() {
     for seed in 0..600 {
         let mut random = Random::new(seed);
         let pace = Pace::random(&mut random);
-        // The queue knows the next start of a log, and estimates those after it.
-        let max_wait = if let Pace::Log { .. } = pace { 20_000 } else { random.choose(&[0, 30, 150, 500, 2000]) };
+        let beside = Beside::random(&mut random, pace);
         let places = random.choose(&[0, 1, 3, 50]);
+        let max_wait = beside.max_wait.unwrap_or(1_000_000);
         let Some((sent, expected)) = by_the_rules(pace, max_wait, places, &mut random) else { continue };
-        let layer = layer(pace.limiter()).max_wait(ms(max_wait));
-        let service = limited(layer.max_waiters(places).max_waiters_per_key(places), inner());
-        let ends: Vec<_> = run(service, sent.clone()).await.into_iter().map(|(_, end)| end).collect();
+        let clock = TokioClock::new();
+        let layer = layer(pace.limiter(beside, clock)).max_waiters(places).max_waiters_per_key(places);
+        let layer = if let Some(max_wait) = beside.max_wait { layer.max_wait(ms(max_wait)) } else { layer };
+        let service = if beside.tracks { in_flight(layer, inner()) } else { limited(layer, inner()) };
+        // If no request may wait, a rejection has the limiter's own numbers.
+        let waits = max_wait > 0 && places > 0;
+        let check = move |rejection: &BoxError| {
+            if waits {
+                check_rejection(rejection, clock);
+            }
+        };
+        let ends = run_checked(service, sent.clone(), check).await;
+        let ends: Vec<_> = ends.into_iter().map(|(_, end)| end).collect();
         let arrivals: Vec<_> = sent.iter().map(|request| (request.arrives_at, request.leaves_at)).collect();
-        assert_eq!(ends, expected, "seed {seed}, {pace:?}, {max_wait} ms, {places} places, {arrivals:?}");
+        assert_eq!(ends, expected, "seed {seed}, {pace:?}, {beside:?}, {places} places, {arrivals:?}");
         for (request, end) in sent.iter().zip(&expected) {
             counts[match end {
                 End::Started(at) if *at == u128::from(request.arrives_at) => 0,
