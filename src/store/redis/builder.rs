@@ -44,6 +44,8 @@ pub struct RedisBuilder<Key: ?Sized> {
 impl Settings {
     const MIN_HOLD_EXPIRY: Duration = Duration::from_millis(100);
     const MAX_HOLD_EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
+    /// Times that are a few deadlines ahead must exist.
+    const MAX_DEADLINE: Duration = Self::MAX_HOLD_EXPIRY;
 
     pub(crate) fn new(server: RedisServer, name: &str) -> Self {
         Self {
@@ -72,8 +74,11 @@ impl Settings {
         if self.name.is_empty() {
             return Err(Error::config("invalid name: it is empty; use a name that identifies the limiter in Redis"));
         }
-        if self.deadline.is_zero() {
-            return Err(Error::config("invalid deadline: it is zero; use at least some milliseconds"));
+        if self.deadline.is_zero() || self.deadline > Self::MAX_DEADLINE {
+            return Err(Error::config(format!(
+                "invalid deadline: it is {:?}; use at least some milliseconds and at most 24 hours",
+                self.deadline
+            )));
         }
         if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
             return Err(Error::config(format!(
@@ -105,7 +110,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         self
     }
 
-    /// Sets the time after which a decision fails. Default: [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
+    /// Sets the time after which a decision fails, at most 24 hours. Default: [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
     ///
     /// The time includes connecting, and waiting for earlier calls.
     pub fn deadline(mut self, deadline: Duration) -> Self {

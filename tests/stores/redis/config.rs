@@ -200,6 +200,7 @@ fn invalid_configuration_is_a_build_error() {
         build("api", vec![], LONG_DEADLINE),
         build("api", vec![limit("a"), limit("a")], LONG_DEADLINE),
         build("api", vec![limit("a")], Duration::ZERO),
+        build("api", vec![limit("a")], Duration::MAX),
     ] {
         assert!(invalid.expect_err("invalid configuration").is_config());
     }

@@ -21,11 +21,13 @@ use crate::server::Server;
 pub(crate) struct Vault {
     password: Arc<Mutex<&'static str>>,
     calls: Arc<AtomicUsize>,
+    /// Whether the provider names the user; otherwise the address does.
+    is_named: bool,
 }
 
 impl Vault {
     pub(crate) fn new(password: &'static str) -> Self {
-        Self { password: Arc::new(Mutex::new(password)), calls: Arc::default() }
+        Self { password: Arc::new(Mutex::new(password)), calls: Arc::default(), is_named: true }
     }
 
     fn set(&self, password: &'static str) {
@@ -66,7 +68,10 @@ impl Vault {
                 if password.is_empty() {
                     return Err("the vault is sealed".into());
                 }
-                let credentials = RedisCredentials::new("app", password);
+                let credentials = match vault.is_named {
+                    true => RedisCredentials::new("app", password),
+                    false => RedisCredentials::password(password),
+                };
                 Ok(lifetime.map_or(credentials.clone(), |lifetime| credentials.expires_in(lifetime)))
             }
         };
@@ -129,17 +134,22 @@ async fn wrong_password_of_the_provider_is_an_error_until_it_is_right() {
 /// The password changes several times while requests are in flight. No decision fails, and the connection stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiring_credentials_are_renewed_on_the_open_connection() {
-    let (server, vault) = (Server::start(), Vault::new("password-0"));
-    set_password(&server, "password-0");
-    let limiter = limiter(vault.opens(&server, Some(Duration::from_millis(400))));
-    assert!(is_allowed(&limiter, &1).await);
-    vault.rotate(&server, &limiter).await;
-    assert_eq!(connections(&server), 1);
-    let log = server.command(&["ACL", "LOG"]);
-    assert!(log.starts_with("*0\r\n"), "no authentication failed: {log}");
-    // The first authentication is that of the connection; each renewal is one more on it.
-    let stats = server.command(&["INFO", "commandstats"]);
-    assert!(stats.contains("cmdstat_auth:calls="), "{stats}");
+    for is_named in [true, false] {
+        let (server, vault) = (Server::start(), Vault { is_named, ..Vault::new("password-0") });
+        set_password(&server, "password-0");
+        let address = server.address().replace("redis://", "redis://app@");
+        let open = if is_named { server.open() } else { RedisServer::open(&address).expect("an address") };
+        let limiter = limiter(vault.authenticates(&open, Some(Duration::from_millis(400))));
+        assert!(is_allowed(&limiter, &1).await);
+        vault.rotate(&server, &limiter).await;
+        assert_eq!(connections(&server), 1);
+        let log = server.command(&["ACL", "LOG"]);
+        assert!(log.starts_with("*0\r\n"), "no authentication failed: {log}");
+        // The first authentication is that of the connection; each renewal is one more on it.
+        let stats = server.command(&["INFO", "commandstats"]);
+        let auth = stats.lines().find(|line| line.starts_with("cmdstat_auth:calls=")).expect("authentications");
+        assert!(auth.contains("failed_calls=0"), "{auth}");
+    }
 }
 
 /// The renewal ends with the limiter, and so does its connection.

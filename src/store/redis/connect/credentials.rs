@@ -24,7 +24,7 @@ impl RedisCredentials {
         Self { user: Some(user.into()), password: password.into(), lifetime: None }
     }
 
-    /// Creates the credentials of the default user.
+    /// Creates credentials without a user: of the user in the server's address, otherwise of Redis's default user.
     pub fn password(password: impl Into<String>) -> Self {
         Self { user: None, password: password.into(), lifetime: None }
     }
@@ -91,19 +91,25 @@ impl CredentialsProvider {
         Ok((credentials.apply_to(info), credentials.lifetime))
     }
 
-    /// Authenticates the connection again before the credentials expire, until they do not.
+    /// Authenticates the connection again before the credentials expire, until they do not. `user` is that of credentials
+    /// without one.
     ///
     /// A failure is repeated after a sixteenth of the lifetime. When the old credentials expire, the server closes the
     /// connection or rejects its commands, and the next connection reports the failure.
-    pub(super) async fn keep_authenticated(self, mut connection: MultiplexedConnection, lifetime: Duration) {
+    pub(super) async fn keep_authenticated(
+        self,
+        mut connection: MultiplexedConnection,
+        user: Option<String>,
+        lifetime: Duration,
+    ) {
         let mut wait = lifetime / 4 * 3;
         let mut retry = retry_after(lifetime);
         loop {
             tokio::time::sleep(wait).await;
-            wait = match self.authenticate_again(&mut connection).await {
+            wait = match self.authenticate_again(&mut connection, user.as_deref()).await {
                 Ok(Some(lifetime)) => {
                     retry = retry_after(lifetime);
-                    lifetime / 4 * 3
+                    (lifetime / 4 * 3).max(MIN_WAIT)
                 }
                 Ok(None) => return,
                 Err(_) => retry,
@@ -111,10 +117,14 @@ impl CredentialsProvider {
         }
     }
 
-    async fn authenticate_again(&self, connection: &mut MultiplexedConnection) -> Result<Option<Duration>, RedisError> {
+    async fn authenticate_again(
+        &self,
+        connection: &mut MultiplexedConnection,
+        user: Option<&str>,
+    ) -> Result<Option<Duration>, RedisError> {
         let credentials = self.fetch().await?;
         let mut command = redis::cmd("AUTH");
-        if let Some(user) = &credentials.user {
+        if let Some(user) = credentials.user.as_deref().or(user) {
             command.arg(user);
         }
         command.arg(&credentials.password);
@@ -123,7 +133,10 @@ impl CredentialsProvider {
     }
 }
 
-/// The wait after a failed authentication: at least 50 ms, so that a short lifetime causes no busy loop.
+/// A short lifetime, such as the rest of a cached token's, causes no busy loop.
+const MIN_WAIT: Duration = Duration::from_millis(50);
+
+/// The wait after a failed authentication.
 fn retry_after(lifetime: Duration) -> Duration {
-    (lifetime / 16).max(Duration::from_millis(50))
+    (lifetime / 16).max(MIN_WAIT)
 }

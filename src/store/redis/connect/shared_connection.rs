@@ -37,11 +37,12 @@ impl SharedConnection {
         credentials: Option<CredentialsProvider>,
     ) -> Result<Self, RedisError> {
         let Some(provider) = credentials else { return Self::connect(&Client::open(info)?).await };
+        let user = info.redis_settings().username().map(str::to_owned);
         let (info, lifetime) = provider.authenticate(info).await?;
         let mut connection = Self::connect(&Client::open(info)?).await?;
         if let Some(lifetime) = lifetime {
             // A clone of the inner connection. The renewal of a clone of `Self` would own itself, and never end.
-            let renewal = tokio::spawn(provider.keep_authenticated(connection.connection.clone(), lifetime));
+            let renewal = tokio::spawn(provider.keep_authenticated(connection.connection.clone(), user, lifetime));
             connection.renewal = Some(Arc::new(AbortOnDrop(renewal.abort_handle())));
         }
         Ok(connection)
