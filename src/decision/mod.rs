@@ -250,10 +250,13 @@ impl Decision {
     /// Returns a peek of cost 0 as the decision on the repeat of a hold, which is allowed.
     pub(crate) fn into_repeat(mut self) -> Self {
         self.verdict = PackedVerdict::pack(Verdict::Allowed);
+        // As in Redis: nothing is decided, so no start can be scheduled, and a block denies nothing.
+        self.supports_scheduling = false;
         for limit in self.most_restrictive.iter_mut().chain(self.all_limits.iter_mut()) {
             limit.verdict = PackedVerdict::pack(Verdict::Allowed);
+            *limit = limit.clone().with_block(None);
         }
-        self.with_repeat(true)
+        self.with_estimate(false).with_repeat(true)
     }
 
     /// Records which parts the guard of an allowed request has.

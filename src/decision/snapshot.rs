@@ -28,6 +28,7 @@ pub struct LimitSnapshot {
     /// The time until `remaining` increases, zero if `remaining` is at its maximum. While fewer units are left than are
     /// [kept free](crate::Limit::keep_free_by) from the request, an upper bound: `reset`, or the wait of a denied request,
     /// which is exact for a cost of 1.
+    /// While another limit of the request is blocked, stores may return different bounds.
     pub next_token_after: Duration,
 }
 

@@ -8,19 +8,18 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{AdminOperation, Chained, Escalating, Escalation, Held, LimiterFuture, Outcome};
-use tower_ratelimit::store::{IntoRedisLimits, MemoryLimits};
+use tower_ratelimit::store::RedisLimit;
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, BoxLimiter, Calendar, Clock as _, Costs, Decision, Detail, FixedWindow, Gcra,
-    InFlight, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, MemoryBuilder, Quota, Redis,
-    RedisBuilder, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, Weekday, per_key,
+    AcquireOptions, BlockReason, BoxLimiter, Calendar, Clock as _, Costs, Decision, Detail, DynLimit, Error,
+    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, MemoryBuilder,
+    PerKey, Quota, Redis, RedisBuilder, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
+    Verdict, Weekday, per_key,
 };
 
 use crate::cell;
 use crate::deployments::Deployments;
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
 use crate::random::Random;
-
-mod memory_and_redis_agree;
 
 #[derive(Clone, Copy, Debug)]
 struct Caller {
@@ -29,22 +28,55 @@ struct Caller {
     tier: usize,
 }
 
+/// A part of the caller, or units that a limit keeps free. Function pointers, so that few types of limits are compiled.
+type Part = fn(&Caller) -> u64;
+type Condition = fn(&Caller) -> bool;
+
+const USER: Part = |caller| caller.user;
+const TEAM: Part = |caller| caller.team;
+const ALL: fn(&Caller) = |_| ();
+
+/// A limit of the traces, which makes it for each store. The limits in memory are a list: `memory: listed_limits` compares
+/// lists with tuples.
+type TraceLimit = Box<dyn Fn() -> (DynLimit<Caller, FixedHasher>, RedisLimit<Caller>)>;
+
+macro_rules! limits {
+    ($($limit:expr),+ $(,)?) => {
+        vec![$({
+            let limit = $limit;
+            Box::new(move || (DynLimit::new(limit.clone()), RedisLimit::new(limit.clone()))) as TraceLimit
+        }),+]
+    };
+}
+
+mod memory_and_redis_agree;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trace {
     Plain,
     /// A third of the requests hold their cost.
     Holds,
+    /// Most requests and holds have ids, which callers send again, settle and let expire. One at a time, because a repeat of a
+    /// request takes two calls. All times are multiples of a span for which Redis rounds no expiry.
+    Ids,
     /// The clock steps back. Without blocks, which then last longer in Redis: see docs/redis.md.
     ClockSteps,
     /// Hours and days pass instead of milliseconds.
     Months,
 }
 
-const FORWARD: [Trace; 2] = [Trace::Plain, Trace::Holds];
-const ALL: [Trace; 3] = [Trace::Plain, Trace::Holds, Trace::ClockSteps];
+const WITHOUT_IDS: [Trace; 2] = [Trace::Plain, Trace::Holds];
+const FORWARD: [Trace; 3] = [Trace::Plain, Trace::Ids, Trace::Holds];
+const ALSO_BACK: [Trace; 4] = [Trace::Plain, Trace::Ids, Trace::Holds, Trace::ClockSteps];
 
 /// The decisions of a trace, unless `DIFFERENTIAL_STEPS` is set.
-const STEPS: usize = 400;
+const STEPS: u64 = 400;
+
+/// The times of traces with ids are multiples of this: 125 us, doubled ten times.
+const ID_SPAN: Duration = Duration::from_millis(128);
+/// The ids of a trace, of which each key has at most [`MAX_IDS`].
+const IDS: u64 = 4;
+const MAX_IDS: usize = 3;
 
 /// Ten years. The scripts compute exactly up to the year 2255, and the longest period is 200 years.
 const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
@@ -56,315 +88,425 @@ const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
 const MAX_KEYS: usize = 10_000;
 
+/// What the traces of a name have seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    decisions: u64,
+    blocked: u64,
+    /// The limits without units that decided.
+    of_zero: u64,
+    /// Requests and holds with an id that is known, and settlements by an id.
+    repeats: u64,
+    settled: u64,
+}
+
 /// Returns a reason. Redis keeps that of an escalation up to the year 2112.
 fn block_reason(random: &mut Random, now: Timestamp) -> BlockReason {
     let is_escalation = random.below(2) == 0 && now < Timestamp::from_micros(1 << 52);
     if is_escalation { BlockReason::Escalation } else { BlockReason::Administrator }
 }
 
+/// How the requests of a trace come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrivals {
+    /// Up to 16 at a time, which Redis decides in one batch.
+    Together,
+    OneByOne,
+    /// One by one, because a request of a chain waits between its limiters. A chain charges its first limiter after it has
+    /// answered, before the second of two later calls.
+    InChain,
+}
+
 /// Runs traces with several requests at a time.
-async fn compare<L>(traces: &[Trace], name: &str, limits: L)
-where
-    L: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
-{
-    compare_limits(traces, name, limits, 16).await;
+async fn compare(traces: &[Trace], name: &str, limits: Vec<TraceLimit>) -> Seen {
+    compare_limits(traces, name, &limits, Arrivals::Together).await
 }
 
-async fn compare_limits<L>(traces: &[Trace], name: &str, limits: L, concurrent: u64)
-where
-    L: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
-{
-    compare_limiters(traces, name, concurrent, |server, name, clock| {
-        (in_memory(limits.clone(), clock), in_redis(server, name, limits.clone(), clock))
+async fn compare_limits(traces: &[Trace], name: &str, limits: &[TraceLimit], arrivals: Arrivals) -> Seen {
+    compare_limiters(traces, name, arrivals, &|server, name, clock| {
+        (in_memory(limits, clock), in_redis(server, name, limits, clock))
     })
-    .await;
+    .await
 }
 
-/// Compares chains of two limiters. A request of a chain waits between its limiters, so requests come one by one.
-async fn compare_chains<A, B>(traces: &[Trace], name: &str, (first, second): (A, B))
-where
-    A: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
-    B: MemoryLimits<Caller, FixedHasher> + IntoRedisLimits<Caller> + Clone + 'static,
-{
-    compare_limiters(traces, name, 1, |server, name, clock| {
-        let [of_first, of_second] = ["first", "second"].map(|part| format!("{name} {part}"));
-        let memory = Chained::new(in_memory(first.clone(), clock), in_memory(second.clone(), clock));
-        let redis = Chained::new(
-            in_redis(server, &of_first, first.clone(), clock),
-            in_redis(server, &of_second, second.clone(), clock),
-        );
-        (BoxLimiter::new(memory), BoxLimiter::new(redis))
+/// Compares chains of two limiters.
+async fn compare_chains(name: &str, limits: [Vec<TraceLimit>; 2]) -> Seen {
+    compare_limiters(&[Trace::Holds], name, Arrivals::InChain, &|server, name, clock| {
+        let [first, second] = limits.each_ref().map(|limits| in_memory(limits, clock));
+        let memory = BoxLimiter::new(Chained::new(first, second));
+        let [first, second] =
+            [0, 1].map(|index: usize| in_redis(server, &format!("{name} {index}"), &limits[index], clock));
+        (memory, BoxLimiter::new(Chained::new(first, second)))
     })
-    .await;
+    .await
 }
 
-/// Limiters that know only the caller's user: one in memory, or one in each of several processes. A caller's tier is its process.
-struct Processes(Vec<BoxLimiter<u64>>);
-
-impl Processes {
-    fn of(&self, caller: &Caller) -> &BoxLimiter<u64> {
-        &self.0[caller.tier % self.0.len()]
-    }
-}
+/// Limiters of several processes. A caller's tier is its process.
+struct Processes([BoxLimiter<Caller>; 3]);
 
 impl Limiter<Caller> for Processes {
     fn acquire(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        self.of(caller).acquire(&caller.user, options)
+        self.0[caller.tier].acquire(caller, options)
     }
 
     fn peek(&self, caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
-        self.of(caller).peek(&caller.user, options)
+        self.0[caller.tier].peek(caller, options)
     }
 
     fn administer(&self, caller: &Caller, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        self.of(caller).administer(&caller.user, operation)
+        self.0[caller.tier].administer(caller, operation)
     }
 }
 
 /// Compares three processes with other limits of one name, as before and after a deployment, with one limiter in memory
 /// with three tiers.
 async fn compare_processes<A: LuaAlgorithm + Clone>(name: &str, tiers: [A; 3]) {
-    compare_limiters(&[Trace::Holds], name, 1, |server, name, clock| {
-        let all = tiers.clone();
-        let chosen = per_key(move |caller: &Caller| all[caller.tier].clone());
-        let memory = in_memory(Limit::new("one", chosen).keyed_by(|caller: &Caller| caller.user), clock);
-        let processes = tiers.clone().map(|one| in_redis(server, name, Limit::new("one", one), clock));
-        (memory, BoxLimiter::new(Processes(processes.into())))
+    let all = limits![Limit::new("one", by_tier(tiers.clone())).keyed_by(USER)];
+    let processes = tiers.map(|one| limits![Limit::new("one", one).keyed_by(USER)]);
+    compare_limiters(&[Trace::Holds], name, Arrivals::OneByOne, &|server, name, clock| {
+        let processes = processes.each_ref().map(|limits| in_redis(server, name, limits, clock));
+        (in_memory(&all, clock), BoxLimiter::new(Processes(processes)))
     })
     .await;
 }
 
-fn in_memory<Key: 'static>(
-    limits: impl MemoryLimits<Key, FixedHasher> + 'static,
-    clock: &ManualClock,
-) -> BoxLimiter<Key> {
-    let memory = MemoryBuilder::new(limits).max_keys(MAX_KEYS).hasher(FixedHasher::default());
-    BoxLimiter::new(memory.clock(clock.clone()).build().expect("limits"))
+/// The algorithm of the caller's tier.
+fn by_tier<A: LuaAlgorithm + Clone>(tiers: [A; 3]) -> PerKey<impl Fn(&Caller) -> A + Clone + Send + Sync + 'static, A> {
+    per_key(move |caller: &Caller| tiers[caller.tier].clone())
 }
 
-fn in_redis<Key: 'static>(
-    server: &RedisServer,
-    name: &str,
-    limits: impl IntoRedisLimits<Key>,
-    clock: &ManualClock,
-) -> BoxLimiter<Key> {
+fn in_memory(limits: &[TraceLimit], clock: &ManualClock) -> BoxLimiter<Caller> {
+    let limits: Vec<_> = limits.iter().map(|limit| limit().0).collect();
+    let memory = MemoryBuilder::new(limits).max_keys(MAX_KEYS).hasher(FixedHasher::default());
+    BoxLimiter::new(memory.max_reservation_ids(MAX_IDS).clock(clock.clone()).build().expect("limits"))
+}
+
+fn in_redis(server: &RedisServer, name: &str, limits: &[TraceLimit], clock: &ManualClock) -> BoxLimiter<Caller> {
     BoxLimiter::new(redis(server, name, limits, clock).build().expect("limits"))
 }
 
-fn redis<Key>(
-    server: &RedisServer,
-    name: &str,
-    limits: impl IntoRedisLimits<Key>,
-    clock: &ManualClock,
-) -> RedisBuilder<Key> {
+fn redis(server: &RedisServer, name: &str, limits: &[TraceLimit], clock: &ManualClock) -> RedisBuilder<Caller> {
+    let limits: Vec<_> = limits.iter().map(|limit| limit().1).collect();
     let redis = Redis::builder(server.clone(), name, limits).clock_for_tests(clock.clone()).hold_expiry(ONE_DAY);
-    redis.deadline(LONG_DEADLINE)
+    redis.max_reservation_ids(MAX_IDS).deadline(LONG_DEADLINE)
 }
 
-/// Runs traces on the limiters that `make` returns for a deployment, with at most `concurrent` requests at a time. Each trace
-/// runs on a single Redis, and a short one on another deployment, as the script is equal on all of them.
-async fn compare_limiters(
-    traces: &[Trace],
-    name: &str,
-    concurrent: u64,
-    make: impl Fn(&RedisServer, &str, &ManualClock) -> (BoxLimiter<Caller>, BoxLimiter<Caller>),
-) {
+/// Makes the limiters in memory and in Redis.
+type MakeLimiters<'a> = &'a dyn Fn(&RedisServer, &str, &ManualClock) -> (BoxLimiter<Caller>, BoxLimiter<Caller>);
+
+/// Runs traces on the limiters that `make` returns for a deployment. Each trace runs on a single Redis, and a short one on
+/// another deployment, as the script is equal on all of them.
+async fn compare_limiters(traces: &[Trace], name: &str, arrivals: Arrivals, make: MakeLimiters<'_>) -> Seen {
     let deployments = Deployments::shared();
     let steps = std::env::var("DIFFERENTIAL_STEPS").map_or(STEPS, |steps| steps.parse().expect("a number"));
+    let mut seen = Seen::default();
     for &trace in traces {
         // Each name has a seed of its own, and another deployment.
         let seed = name.bytes().fold(trace as u64, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte));
         let (alone, others) = deployments.each();
         let other = others.get(usize::try_from(seed).expect("small") % others.len().max(1)).cloned();
         for (index, (deployment, server)) in [Some(alone), other].into_iter().flatten().enumerate() {
-            let steps = if index == 0 { steps } else { steps / 4 };
+            let arrivals = if trace == Trace::Ids { Arrivals::OneByOne } else { arrivals };
+            // Requests that come one by one take longer.
+            let part = if index > 0 || trace == Trace::Ids { 4 } else { 1 + u64::from(arrivals != Arrivals::Together) };
             // The name is unique, because tests share the deployments.
             let (name, clock) = (format!("{name} {trace:?} on {deployment}"), ManualClock::new());
-            let limiters = make(&server, &name, &clock);
-            compare_on(&limiters, &clock, &name, seed, steps, trace, concurrent).await;
+            let (memory, redis) = make(&server, &name, &clock);
+            let pair = Pair { memory, redis, clock, name, trace, arrivals, seen };
+            seen = pair.compare(seed, steps / part).await;
         }
     }
+    seen
 }
 
-async fn compare_on(
-    (memory, redis): &(BoxLimiter<Caller>, BoxLimiter<Caller>),
-    clock: &ManualClock,
-    name: &str,
-    seed: u64,
-    steps: usize,
+/// A limiter in memory and one in Redis, which run a trace.
+struct Pair {
+    memory: BoxLimiter<Caller>,
+    redis: BoxLimiter<Caller>,
+    clock: ManualClock,
+    name: String,
     trace: Trace,
-    concurrent: u64,
-) {
-    let mut random = Random::new(seed);
-    // A peek in a unit that no limit names is an error.
-    let peek_in = |unit| memory.peek(&caller(&mut Random::new(seed)), Costs::new().add(unit, 0).into()).try_ready();
-    let names_unit = |unit: &&'static str| peek_in(*unit).is_ok_and(|peeked| peeked.is_ok());
-    let units: Vec<_> = ["input", "output", "dollars", "streams"].into_iter().filter(names_unit).collect();
-    let mut held: Vec<(Held, Held)> = Vec::new();
-    let (mut step, mut wait) = (0, None);
-    while step < steps {
-        advance(clock, &mut random, wait.take(), trace);
-        let caller = caller(&mut random);
-        let options = |random: &mut Random, min_cost| random_options(random, &units, min_cost);
-        match random.below(40) {
-            0 => {
-                let options = options(&mut random, 0);
-                let from_redis = redis.peek(&caller, options).await.expect("an answer");
-                assert_eq!(memory.peek(&caller, options).await.expect("an answer"), from_redis, "{name} {step} peek");
-            }
-            1 => {
-                memory.reset(&caller).await.expect("done");
-                redis.reset(&caller).await.expect("done");
-            }
-            2 if trace != Trace::ClockSteps => {
-                // Also the shortest blocks: none, and of microseconds.
-                let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
-                let span = Duration::from_micros(micros);
-                let Some(limit) = limit_of(memory, &mut random, &caller).await else { continue };
-                let reason = block_reason(&mut random, clock.now());
-                let block = AdminOperation::Block { limit: &limit, duration: span, reason };
-                memory.administer(&caller, block).await.expect("done");
-                redis.administer(&caller, block).await.expect("done");
-            }
-            3 => {
-                // A usage of zero deletes the key in Redis. The memory store keeps the time, which only matters if the
-                // clock then steps back.
-                let used = random.below(9).max(u64::from(trace == Trace::ClockSteps));
-                let Some(limit) = limit_of(memory, &mut random, &caller).await else { continue };
-                memory.set_usage(&limit, &caller, used).await.expect("done");
-                redis.set_usage(&limit, &caller, used).await.expect("done");
-            }
-            4 if trace != Trace::ClockSteps => compare_extremes(memory, redis, &caller, &mut random, name).await,
-            5..=12 if !held.is_empty() => {
-                let index = random.index(held.len());
-                let (ours, theirs) = held.swap_remove(index);
-                if random.below(4) == 0 {
-                    ours.release().await.expect("done");
-                    theirs.release().await.expect("done");
-                } else {
-                    // Below, at and above the held cost, on each limit.
-                    let mut actual = Costs::from(random.below(ours.cost() + 3));
-                    for unit in &units {
-                        actual = actual.add(unit, random.below(ours.costs().of(unit) + 3));
+    arrivals: Arrivals,
+    seen: Seen,
+}
+
+impl Pair {
+    async fn compare(mut self, seed: u64, steps: u64) -> Seen {
+        let mut random = Random::new(seed);
+        let units = self.units().await;
+        let mut held: Vec<(Held, Held)> = Vec::new();
+        let (before, mut wait) = (self.seen, None);
+        while self.seen.decisions < before.decisions + steps {
+            let (memory, redis, trace) = (&self.memory, &self.redis, self.trace);
+            advance(&self.clock, &mut random, wait.take(), trace);
+            let caller = self.caller(&mut random);
+            match random.below(40) {
+                0 => {
+                    let options = random_options(&mut random, &units, 0);
+                    let from_redis = redis.peek(&caller, options).await.expect("an answer");
+                    let from_memory = memory.peek(&caller, options).await.expect("an answer");
+                    check_agreement(&from_memory, &from_redis, &format!("{} {:?} peek", self.name, self.seen));
+                }
+                1 => {
+                    memory.reset(&caller).await.expect("done");
+                    redis.reset(&caller).await.expect("done");
+                }
+                2 if trace != Trace::ClockSteps => {
+                    // Also the shortest blocks: none, and of microseconds.
+                    let micros = if random.below(3) == 0 { random.below(4) } else { random.below(4_000_000) };
+                    let duration = Duration::from_micros(micros);
+                    let Some(limit) = self.limit_of(&mut random, &caller).await else { continue };
+                    let reason = block_reason(&mut random, self.clock.now());
+                    let block = AdminOperation::Block { limit: &limit, duration, reason };
+                    memory.administer(&caller, block).await.expect("done");
+                    redis.administer(&caller, block).await.expect("done");
+                }
+                3 => {
+                    // A usage of zero deletes the key in Redis. The memory store keeps the time, which only matters if the
+                    // clock then steps back.
+                    let used = random.below(9).max(u64::from(trace == Trace::ClockSteps));
+                    let Some(limit) = self.limit_of(&mut random, &caller).await else { continue };
+                    memory.set_usage(&limit, &caller, used).await.expect("done");
+                    redis.set_usage(&limit, &caller, used).await.expect("done");
+                }
+                4 if trace != Trace::ClockSteps => self.compare_extremes(&caller, &mut random).await,
+                5..=12 if !held.is_empty() => {
+                    let index = random.index(held.len());
+                    let (ours, theirs) = held.swap_remove(index);
+                    if random.below(4) == 0 {
+                        ours.release().await.expect("done");
+                        theirs.release().await.expect("done");
+                    } else {
+                        let actual = random_actual(&mut random, &ours.costs(), &units);
+                        ours.settle(actual).await.expect("done");
+                        theirs.settle(actual).await.expect("done");
                     }
-                    ours.settle(actual).await.expect("done");
-                    theirs.settle(actual).await.expect("done");
                 }
-            }
-            _ => {
-                // Several concurrent acquires, which Redis decides in one batch.
-                let count = if random.below(2) == 0 { 1 + random.below(concurrent) } else { 1 };
-                let requests: Vec<_> = (0..count)
-                    .map(|_| {
-                        let caller = if random.below(2) == 0 { caller } else { self::caller(&mut random) };
-                        // In memory, a cost of zero also moves the key's time.
-                        let min_cost = u64::from(trace == Trace::ClockSteps);
-                        let options = options(&mut random, min_cost);
-                        (caller, if trace == Trace::Holds && random.below(3) == 0 { options.hold() } else { options })
-                    })
-                    .collect();
-                let from_redis = join_all(requests.iter().map(|(caller, options)| redis.acquire(caller, *options)));
-                for ((caller, options), from_redis) in requests.iter().zip(from_redis.await) {
-                    let from_memory = memory.acquire(caller, *options).await.expect("an answer");
-                    let from_redis = from_redis.expect("an answer");
-                    assert_eq!(from_memory.decision, from_redis.decision, "{name} {step} {caller:?} {options:?}");
-                    wait = from_memory.decision.retry_after().or(wait);
-                    check_limits_of_zero(&from_memory.decision, options.cost);
-                    assert_eq!(
-                        from_memory.decision.is_estimate(),
-                        from_redis.decision.is_estimate(),
-                        "{name} {step} {caller:?} {options:?}"
-                    );
-                    step += 1;
-                    assert_eq!(
-                        from_memory.held.is_some(),
-                        from_redis.held.is_some(),
-                        "{name} {step} {caller:?} {options:?}"
-                    );
-                    held.extend(from_memory.held.zip(from_redis.held));
-                }
-                // A chain charges its first limiter after it has answered, before the second of these calls.
-                for _ in 0..if concurrent == 1 { 2 } else { 0 } {
-                    let _ = redis.peek(&caller, AcquireOptions::cost(0)).await.expect("an answer");
-                }
-                // After the batch: Redis has decided all of it.
-                while held.len() > 40 {
-                    let (ours, theirs) = held.remove(0);
-                    ours.release().await.expect("done");
-                    theirs.release().await.expect("done");
+                13..=20 if trace == Trace::Ids => self.compare_settlements(&caller, &mut random, &units).await,
+                _ => {
+                    let decided = self.compare_decisions(caller, &mut random, &units).await;
+                    wait = decided.1.or(wait);
+                    held.extend(decided.0);
+                    // After the batch: Redis has decided all of it.
+                    while held.len() > 40 {
+                        let (ours, theirs) = held.remove(0);
+                        ours.release().await.expect("done");
+                        theirs.release().await.expect("done");
+                    }
                 }
             }
         }
+        if self.trace == Trace::Ids {
+            let of_trace = self.seen.repeats + self.seen.settled - before.repeats - before.settled;
+            assert!(of_trace > steps / 30, "{}: {of_trace} of {steps}", self.name);
+        }
+        // Dropped guards settle the whole cost: in Redis some time later.
+        drop(held);
+        self.seen
     }
-    // Dropped guards settle the whole cost: in Redis some time later.
-    drop(held);
+
+    /// Decides several requests at a time, which Redis decides in one batch. Returns the guards, and the wait of a denied one.
+    async fn compare_decisions(
+        &mut self,
+        caller: Caller,
+        random: &mut Random,
+        units: &[&'static str],
+    ) -> (Vec<(Held, Held)>, Option<Duration>) {
+        let is_single = self.arrivals != Arrivals::Together || random.below(2) == 0;
+        let count = if is_single { 1 } else { random.between(1, 16) };
+        let requests: Vec<_> = (0..count)
+            .map(|_| {
+                let caller = if random.below(2) == 0 { caller } else { self.caller(random) };
+                // In memory, a cost of zero also moves the key's time.
+                let min_cost = u64::from(self.trace == Trace::ClockSteps);
+                let options = match self.trace {
+                    Trace::Ids => options_with_id(random, units),
+                    _ => random_options(random, units, min_cost),
+                };
+                (caller, if self.trace == Trace::Holds && random.below(3) == 0 { options.hold() } else { options })
+            })
+            .collect();
+        let (mut held, mut wait) = (Vec::new(), None);
+        let from_redis = join_all(requests.iter().map(|(caller, options)| self.redis.acquire(caller, *options)));
+        for ((caller, options), theirs) in requests.iter().zip(from_redis.await) {
+            let ours = self.memory.acquire(caller, *options).await;
+            let context = format!("{} {:?} {caller:?} {options:?}", self.name, self.seen);
+            self.seen.decisions += 1;
+            let (ours, theirs) = match (ours, theirs) {
+                (Ok(ours), Ok(theirs)) => (ours, theirs),
+                (ours, theirs) => {
+                    let [ours, theirs] = [ours, theirs].map(|result| result.map_err(|error| kind_of(&error)));
+                    let kinds = [ours.err(), theirs.err()];
+                    assert!(kinds[0].is_some() && kinds[0] == kinds[1], "{context}: {kinds:?}");
+                    self.seen.repeats += 1;
+                    continue;
+                }
+            };
+            check_agreement(&ours.decision, &theirs.decision, &context);
+            assert_eq!(ours.held.is_some(), theirs.held.is_some(), "{context}");
+            wait = ours.decision.retry_after().or(wait);
+            self.seen.of_zero += limits_of_zero(&ours.decision, options.cost);
+            self.seen.blocked += u64::from(ours.decision.is_blocked());
+            self.seen.repeats += u64::from(ours.decision.is_repeat());
+            held.extend(ours.held.zip(theirs.held));
+        }
+        for _ in 0..if self.arrivals == Arrivals::InChain { 2 } else { 0 } {
+            let _ = self.redis.peek(&caller, AcquireOptions::cost(0)).await.expect("an answer");
+        }
+        (held, wait)
+    }
+
+    /// Settles or releases a hold by its id, which may be unknown, settled or expired.
+    async fn compare_settlements(&mut self, caller: &Caller, random: &mut Random, units: &[&'static str]) {
+        let id = random_id(random);
+        let actual = random_actual(random, &Costs::from(options_of_id(id, units).cost), units);
+        let (id, releases) = (id.to_string(), random.below(4) == 0);
+        let [ours, theirs] = [&self.memory, &self.redis]
+            .map(|limiter| if releases { limiter.release(caller, &id) } else { limiter.settle(caller, &id, actual) });
+        let (ours, theirs) =
+            (ours.await.map_err(|error| kind_of(&error)), theirs.await.map_err(|error| kind_of(&error)));
+        assert_eq!(ours, theirs, "{} {:?} {caller:?} settles {id} by {actual:?}", self.name, self.seen);
+        self.seen.settled += u64::from(ours.is_ok());
+    }
+
+    /// Returns a caller. Few clients send ids, so that they send them again.
+    fn caller(&self, random: &mut Random) -> Caller {
+        let tier = if random.below(10) == 0 { random.index(3) } else { 0 };
+        let user = if self.trace == Trace::Ids && random.below(4) > 0 { 2 } else { random.below(3) };
+        Caller { user, team: if self.trace == Trace::Ids { 1 } else { random.below(2) }, tier }
+    }
+
+    /// The units that some limit names: a peek in another one is an error.
+    async fn units(&self) -> Vec<&'static str> {
+        let mut units = Vec::new();
+        for unit in ["input", "output", "dollars", "streams"] {
+            let (caller, cost) = (Caller { user: 2, team: 1, tier: 0 }, Costs::new().add(unit, 0));
+            units.extend(self.memory.peek(&caller, cost.into()).await.is_ok().then_some(unit));
+        }
+        units
+    }
+
+    /// The name of a random limit that applies.
+    async fn limit_of(&self, random: &mut Random, caller: &Caller) -> Option<String> {
+        let options = AcquireOptions::default().detail(Detail::All);
+        let decision = self.memory.peek(caller, options).await.expect("an answer");
+        let names: Vec<_> = decision.limits().iter().map(LimitStatus::name).collect();
+        if names.is_empty() { None } else { Some(names[random.index(names.len())].to_owned()) }
+    }
+
+    /// The largest numbers, and what both refuse. The usage is reset afterwards, because no request would pass again.
+    async fn compare_extremes(&self, caller: &Caller, random: &mut Random) {
+        let (memory, redis, name) = (&self.memory, &self.redis, &self.name);
+        let Some(limit) = self.limit_of(random, caller).await else { return };
+        let huge = random.choose(&[1 << 40, 1 << 53, u64::MAX]);
+        let operations = [
+            AdminOperation::SetUsage { limit: &limit, used: huge },
+            AdminOperation::SetUsage { limit: "unknown", used: 1 },
+            AdminOperation::Block { limit: "unknown", duration: Duration::MAX, reason: BlockReason::Administrator },
+            AdminOperation::Block { limit: &limit, duration: Duration::MAX, reason: BlockReason::Administrator },
+        ];
+        let operation = random.choose(&operations);
+        let results = [memory.administer(caller, operation).await, redis.administer(caller, operation).await];
+        let [ours, theirs] = results.map(|result| result.map_err(|error| error.is_config()));
+        assert_eq!(ours, theirs, "{name} {operation:?}");
+        let of = |cost| AcquireOptions::cost(cost).keep_guard().max_delay(Duration::MAX).detail(Detail::All);
+        let requests = [of(1), of(huge), of(huge).hold(), AcquireOptions::default().detail(Detail::All)];
+        for options in requests {
+            match (memory.acquire(caller, options).await, redis.acquire(caller, options).await) {
+                (Ok(ours), Ok(theirs)) => {
+                    // Not the waits: times end in the year 2112 in Redis, and with 64 bits in memory.
+                    let facts = |decision: &Decision| {
+                        let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
+                        (decision.is_allowed(), decision.exceeds_limit(), decision.is_blocked(), remaining)
+                    };
+                    let decisions = [ours.decision, theirs.decision].map(|decision| facts(&decision));
+                    assert_eq!(decisions[0], decisions[1], "{name} {caller:?} {operation:?} {options:?}");
+                    for held in [ours.held, theirs.held].into_iter().flatten() {
+                        held.settle(u64::MAX).await.expect("done");
+                    }
+                }
+                // Without a guard, limits on requests in flight decide nothing.
+                (Err(ours), Err(theirs)) => assert!(ours.is_config() && theirs.is_config(), "{ours} {theirs}"),
+                (ours, theirs) => panic!("{name} {options:?}: {ours:?} {theirs:?}"),
+            }
+        }
+        for limiter in [memory, redis] {
+            limiter.block(&limit, caller, Duration::ZERO).await.expect("done");
+            limiter.reset(caller).await.expect("done");
+        }
+    }
 }
 
-/// Each cost exceeds a limit without units, whatever the key has used in another tier.
-fn check_limits_of_zero(decision: &Decision, cost: u64) {
-    for limit in decision.limits().iter().filter(|limit| limit.limit() == 0) {
+/// Requires equal decisions, field by field.
+fn check_agreement(ours: &Decision, theirs: &Decision, context: &str) {
+    if ours.is_repeat() {
+        // Its numbers are those of a peek: a share that settlements have overdrawn is listed in Redis only.
+        assert_eq!(answer_of(ours), answer_of(theirs), "{context}");
+    } else if ours != theirs {
+        let comparable = [ours, theirs].map(without_bounds);
+        assert!(comparable[0] == comparable[1], "{context}: {ours:?}\n{theirs:?}");
+    }
+    assert_eq!(ours.is_estimate(), theirs.is_estimate(), "{context}");
+}
+
+/// Returns a decision as text. If a block denies the request, without the time of the next token of limits of which nothing
+/// remains: such a limit may keep units free from the request, and then the time is an upper bound, which depends on the store.
+fn without_bounds(decision: &Decision) -> String {
+    let text = format!("{decision:?}");
+    if !decision.is_blocked() {
+        return text;
+    }
+    let is_bounded = |limit: &LimitStatus| limit.snapshot().next_token_after <= limit.reset();
+    assert!(decision.limits().iter().all(is_bounded), "{decision:?}");
+    let mut parts = text.split("remaining: 0, reset: ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        let (reset, rest) = part.split_once(", next_token_after: ").expect("a snapshot");
+        format!("{text}{reset}{}", rest.split_once(" }").expect("its end").1)
+    })
+}
+
+/// What a decision says, without the numbers of limits.
+fn answer_of(decision: &Decision) -> (Verdict, [bool; 4]) {
+    let flags = [decision.is_repeat(), decision.is_blocked(), decision.is_estimate(), decision.supports_scheduling()];
+    (decision.verdict(), flags)
+}
+
+/// What an error of an id says: a conflict, an end, or an unknown id.
+fn kind_of(error: &Error) -> [bool; 3] {
+    let kind = [error.is_id_conflict(), error.is_already_settled(), error.is_unknown_id()];
+    assert!(kind.contains(&true), "{error:?}");
+    kind
+}
+
+/// Returns the number of limits without units that decided. Each cost exceeds such a limit, whatever the key has used in
+/// another tier.
+fn limits_of_zero(decision: &Decision, cost: u64) -> u64 {
+    let of_zero = || decision.limits().iter().filter(|limit| limit.limit() == 0);
+    for limit in of_zero() {
         let is_excess = limit.verdict() == Verdict::ExceedsLimit || decision.is_blocked();
         assert!(cost == 0 || is_excess && limit.remaining() == 0, "{cost}: {decision:?}");
     }
+    of_zero().count() as u64
 }
 
-/// The largest numbers, and what both refuse. The usage is reset afterwards, because no request would pass again.
-async fn compare_extremes(
-    memory: &BoxLimiter<Caller>,
-    redis: &BoxLimiter<Caller>,
-    caller: &Caller,
-    random: &mut Random,
-    name: &str,
-) {
-    let Some(limit) = limit_of(memory, random, caller).await else { return };
-    let huge = random.choose(&[1 << 40, 1 << 53, u64::MAX]);
-    let operations = [
-        AdminOperation::SetUsage { limit: &limit, used: huge },
-        AdminOperation::SetUsage { limit: "unknown", used: 1 },
-        AdminOperation::Block { limit: "unknown", duration: Duration::MAX, reason: BlockReason::Administrator },
-        AdminOperation::Block { limit: &limit, duration: Duration::MAX, reason: BlockReason::Administrator },
-    ];
-    let operation = random.choose(&operations);
-    let [ours, theirs] = [memory.administer(caller, operation).await, redis.administer(caller, operation).await];
-    assert_eq!(
-        ours.map_err(|error| error.is_config()),
-        theirs.map_err(|error| error.is_config()),
-        "{name} {operation:?}"
-    );
-    let of = |cost| AcquireOptions::cost(cost).keep_guard().max_delay(Duration::MAX).detail(Detail::All);
-    let requests = [of(1), of(huge), of(huge).hold(), AcquireOptions::default().detail(Detail::All)];
-    for options in requests {
-        let [ours, theirs] = [memory.acquire(caller, options).await, redis.acquire(caller, options).await];
-        match (ours, theirs) {
-            (Ok(ours), Ok(theirs)) => {
-                // Not the waits: times end in the year 2112 in Redis, and with 64 bits in memory.
-                let facts = |decision: &Decision| {
-                    let remaining: Vec<_> = decision.limits().iter().map(LimitStatus::remaining).collect();
-                    (decision.is_allowed(), decision.exceeds_limit(), decision.is_blocked(), remaining)
-                };
-                let decisions = [ours.decision, theirs.decision].map(|decision| facts(&decision));
-                assert_eq!(decisions[0], decisions[1], "{name} {caller:?} {operation:?} {options:?}");
-                let [ours, theirs] = [ours.held, theirs.held].map(|held| held.map(|held| held.settle(u64::MAX)));
-                for settled in [ours, theirs].into_iter().flatten() {
-                    settled.await.expect("done");
-                }
-            }
-            // Without a guard, limits on requests in flight decide nothing.
-            (Err(ours), Err(theirs)) => assert!(ours.is_config() && theirs.is_config(), "{ours} {theirs}"),
-            (ours, theirs) => panic!("{name} {options:?}: {ours:?} {theirs:?}"),
-        }
-    }
-    for limiter in [memory, redis] {
-        limiter.block(&limit, caller, Duration::ZERO).await.expect("done");
-        limiter.reset(caller).await.expect("done");
-    }
+/// Below, at and above the held cost, on each limit.
+fn random_actual(random: &mut Random, held: &Costs, units: &[&'static str]) -> Costs {
+    let actual = Costs::from(random.below(held.number().unwrap_or(0) + 3));
+    units.iter().fold(actual, |costs, unit| costs.add(unit, random.below(held.of(unit) + 3)))
 }
 
 /// Advances by zero up to a time after which every key is idle, or to the moments around the one at which a denied
 /// request is allowed.
 fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, trace: Trace) {
     let (now, steps_back) = (clock.now(), trace == Trace::ClockSteps);
-    if let Some(wait) = wait.filter(|wait| *wait < LONG && random.below(4) == 0) {
+    let wait = wait.filter(|wait| *wait < LONG && random.below(4) == 0);
+    if trace == Trace::Ids {
+        let spans = wait.map(|wait| wait.as_micros().div_ceil(ID_SPAN.as_micros()));
+        let spans = spans.map_or_else(|| random.choose(&[0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 4, 20]), |spans| spans as u32);
+        return clock.advance(ID_SPAN * spans);
+    }
+    if let Some(wait) = wait {
         return clock.advance(wait.saturating_sub(Duration::from_micros(random.below(3))));
     }
     if steps_back && now > ManualClock::START.saturating_add(LONG) {
@@ -385,11 +527,6 @@ fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, tra
     clock.advance(Duration::from_micros(if trace == Trace::Months { micros * 130_000 } else { micros }));
 }
 
-fn caller(random: &mut Random) -> Caller {
-    let tier = if random.below(10) == 0 { random.index(3) } else { 0 };
-    Caller { user: random.below(3), team: random.below(2), tier }
-}
-
 fn random_options(random: &mut Random, units: &[&'static str], min_cost: u64) -> AcquireOptions {
     let mut costs = Costs::from([1, 1, 1, 1, 2, 3, 0, 7][random.index(8)].max(min_cost));
     for unit in units {
@@ -408,20 +545,38 @@ fn random_options(random: &mut Random, units: &[&'static str], min_cost: u64) ->
     AcquireOptions::from(costs).keep_guard().max_delay(max_delay).detail(details[random.index(3)])
 }
 
-/// The name of a random limit that applies.
-async fn limit_of(memory: &impl Limiter<Caller>, random: &mut Random, caller: &Caller) -> Option<String> {
-    let decision = memory.peek(caller, AcquireOptions::default().detail(Detail::All)).await.expect("an answer");
-    let names: Vec<_> = decision.limits().iter().map(|standing| standing.name().to_owned()).collect();
-    if names.is_empty() { None } else { Some(names[random.index(names.len())].clone()) }
+/// Returns an id, more often one of the first two.
+fn random_id(random: &mut Random) -> u64 {
+    let count = if random.below(4) == 0 { IDS } else { 2 };
+    random.below(count)
+}
+
+/// The request that a client sends with an id.
+fn options_of_id(id: u64, units: &[&'static str]) -> AcquireOptions {
+    random_options(&mut Random::new(id), units, 0)
+}
+
+/// A request or a hold with an id, which may have another cost than before; sometimes one without an id.
+fn options_with_id(random: &mut Random, units: &[&'static str]) -> AcquireOptions {
+    let (id, repeats) = (random_id(random), random.choose(&[0, 1, 1, 3]));
+    let options = if random.below(8) == 0 { random_options(random, units, 0) } else { options_of_id(id, units) };
+    let lifetime = ID_SPAN * random.choose(&[1, 4, 7, 7]);
+    let once = options.once(&id.to_string(), repeats.max(1), lifetime);
+    match random.below(7) {
+        0 => options,
+        1 => options.hold(),
+        2 | 3 => once,
+        4 => once.hold(),
+        _ => options.id(&id.to_string()).repeats(repeats).expires_in(lifetime).hold(),
+    }
 }
 
 /// One algorithm, alone and in three tiers.
-async fn alone<A: LuaAlgorithm + Clone>(traces: &[Trace], name: &str, tiers: [A; 3]) {
-    let one = Limit::new("one", tiers[0].clone()).keyed_by(|caller: &Caller| caller.user);
-    compare(&FORWARD, name, one).await;
-    let chosen = per_key(move |caller: &Caller| tiers[caller.tier].clone());
-    let tiers = Limit::new("tiers", chosen).keyed_by(|caller: &Caller| caller.user);
-    compare(&traces[1..], &format!("{name} in tiers"), tiers).await;
+async fn alone<A: LuaAlgorithm + Clone>(traces: &[Trace], name: &str, tiers: [A; 3]) -> Seen {
+    let one = Limit::new("one", tiers[0].clone()).keyed_by(USER);
+    compare(&FORWARD, name, limits![one]).await;
+    let tiers = Limit::new("tiers", by_tier(tiers)).keyed_by(USER);
+    compare(&traces[2..], &format!("{name} in tiers"), limits![tiers]).await
 }
 
 fn quotas() -> [Quota; 3] {
@@ -435,26 +590,28 @@ async fn cell_module_agrees_with_a_bucket_up_to_whole_seconds() {
     let server = cell::with_module();
     for seed in 41..=44 {
         let (quota, mut random) = (Quota::per_day(2 + seed % 3), Random::new(seed));
-        let memory = Memory::builder(Gcra::new(quota).burst(9)).clock(ManualClock::new()).build().expect("limits");
+        let memory =
+            in_memory(&limits![Limit::new("one", Gcra::new(quota).burst(9)).keyed_by(USER)], &ManualClock::new());
         let module =
             RedisCell::builder(server.open(), &format!("trace {seed}"), quota).burst(9).deadline(LONG_DEADLINE);
         let module: RedisCell = module.build().expect("a quota");
         let began = Instant::now();
         for step in 0..500 {
             let user = random.below(4);
+            let caller = Caller { user, team: 0, tier: 0 };
             let options = AcquireOptions::cost([1, 1, 1, 2, 3, 0, 9, 10][random.index(8)]);
             let (from_memory, from_redis) = match random.below(10) {
                 0 => {
-                    memory.reset(&user).await.expect("done");
+                    memory.reset(&caller).await.expect("done");
                     module.reset(&user).await.expect("done");
                     continue;
                 }
                 1 | 2 => {
-                    let from_memory = memory.peek(&user, options).await.expect("an answer");
+                    let from_memory = memory.peek(&caller, options).await.expect("an answer");
                     (from_memory, module.peek(&user, options).await.expect("an answer"))
                 }
                 _ => {
-                    let from_memory = memory.check(&user, options);
+                    let from_memory = memory.check(&caller, options).await.expect("an answer");
                     (from_memory, acquire(&module, &user, options).await.expect("an answer").decision)
                 }
             };
