@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Entry {
     pub(crate) time: u64,
-    pub(crate) key: u32,
+    pub(crate) key: u64,
     pub(crate) is_admitted: bool,
 }
 
@@ -58,7 +58,7 @@ impl Usage {
 pub(crate) fn audit(mut log: Vec<Entry>, bucket: Bucket) -> Audit {
     log.sort();
     let mut audit = Audit::default();
-    let mut keys: BTreeMap<u32, (Usage, Usage)> = BTreeMap::new();
+    let mut keys: BTreeMap<u64, (Usage, Usage)> = BTreeMap::new();
     let allowed = bucket.burst * TOKEN + bucket.rate * u64::try_from(bucket.skew.as_micros()).expect("short");
     for entry in log {
         let (actual, ideal) = keys.entry(entry.key).or_default();

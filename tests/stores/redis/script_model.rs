@@ -1,6 +1,6 @@
 //! The scripts on a real server reply as the model of the client's simulation does (`src/store/redis/simulation_tests/`).
 //!
-//! The model computes fixed windows, token buckets, holds and leases in whole numbers, as their documentation states
+//! The model computes windows, token buckets, holds and leases in whole numbers, as their documentation states
 //! them. So the simulated server decides like Redis, and the scripts are compared with code that shares nothing with
 //! them. The operations are random, and include reports and updates that are lost, repeated and reordered, and the loss
 //! of keys.
@@ -39,6 +39,8 @@ use crate::server::Server;
 const SEEDS: u64 = 48;
 const CALLS: u64 = 80;
 const START: u64 = 1_790_000_000_000_000;
+/// The blocks of sliding windows.
+const BLOCKS: usize = 3;
 
 /// A reply's parts: see `driver.lua`.
 pub(crate) struct Reply<'a> {
@@ -93,10 +95,13 @@ impl<'a> Reply<'a> {
 }
 
 /// The held costs and the words of a key's value. `None` is a key that is idle, without held costs.
-fn state(value: &[u8], now: u64) -> Option<(f64, Vec<f64>)> {
+fn state(value: &[u8], form: Form, now: u64) -> Option<(f64, Vec<f64>)> {
     let (held, words) = if value.len() % 8 == 1 { (numbers(value)[0], &value[8..]) } else { (0.0, value) };
     let mut words = numbers(words);
-    words.truncate(5);
+    words.truncate(match form {
+        Form::SlidingWindow { .. } => 8 + BLOCKS,
+        _ => 5,
+    });
     if words.first().is_none_or(|end| *end <= to_f64(now)) {
         words.clear();
     }
@@ -128,10 +133,12 @@ impl World {
             let (units, period) = (random.between(3, 40), random.between(1_000, 3_000_000));
             let form = if are_buckets || random.percent(50) {
                 Form::TokenBucket { burst: random.between(3, 40) }
+            } else if random.percent(50) {
+                Form::SlidingWindow { blocks: BLOCKS as u64 }
             } else {
                 Form::FixedWindow
             };
-            Quota { units, period, form }
+            Quota { units, period: period.next_multiple_of(BLOCKS as u64), form }
         });
         let quotas = quotas.collect();
         Self { seed, quotas, has_leases: random.percent(60), now: START, store: Store::default(), fast_of_several: 0 }
@@ -154,13 +161,14 @@ impl World {
         let kernel = |quota: &Quota| match quota.form {
             Form::FixedWindow => include_str!("../../../src/algorithm/fixed_window.lua"),
             Form::TokenBucket { .. } => include_str!("../../../src/algorithm/bucket/bucket.lua"),
-            Form::InFlight => include_str!("../../../src/algorithm/in_flight.lua"),
+            Form::SlidingWindow { .. } => include_str!("../../../src/algorithm/sliding_window/sliding_window.lua"),
+            Form::SlidingLog | Form::InFlight => unreachable!("no quota of `World::new`"),
         };
         let fast_path = match &self.quotas[..] {
             [Quota { form: Form::FixedWindow, .. }] => {
                 Some(include_str!("../../../src/algorithm/fixed_window_fast.lua"))
             }
-            [_] => Some(lua::FAST_BUCKET),
+            [Quota { form: Form::TokenBucket { .. }, .. }] => Some(lua::FAST_BUCKET),
             quotas => are_buckets(quotas).then_some(include_str!("../../../src/algorithm/bucket/buckets_fast.lua")),
         };
         lua::assemble(&self.quotas.iter().map(kernel).collect::<Vec<_>>(), fast_path, self.has_leases)
@@ -206,7 +214,8 @@ impl World {
         assert_eq!((actual.now, actual.flags), (self.now, expected.flags), "{place}");
         assert_eq!(actual.results.len(), expected.results.len(), "{place}");
         for ((index, _), value) in keys.iter().enumerate().zip(&actual.values) {
-            let of_value = |value: &[u8]| state(value, self.now);
+            let form = self.quotas[keys[index].0].form;
+            let of_value = |value: &[u8]| state(value, form, self.now);
             assert_eq!(of_value(value), of_value(expected.values[index]), "{place}: the value {index}");
         }
         let mut at = 0;
@@ -266,7 +275,7 @@ impl World {
         let note = whole(actual[self.quotas.len()]);
         assert_eq!(note / 2, u64::from(is_denied && would_allow), "{place}: whether leases deny; no key is blocked");
         // Buckets can schedule a later start. Several do so only if their usage lasts until then.
-        let is_window = self.quotas.iter().any(|quota| quota.form == Form::FixedWindow);
+        let is_window = !are_buckets(&self.quotas);
         if is_window || operation.code == Input::HOLD {
             assert_eq!(note % 2, 1, "{place}: whether a later start can be scheduled");
         } else if self.quotas.len() == 1 {

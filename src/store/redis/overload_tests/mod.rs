@@ -9,11 +9,13 @@ mod rows;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::simulation_tests::limit;
 use super::simulation_tests::quota::{Form, Quota};
 use super::simulation_tests::world::{Link, World};
+use crate::store::inner::BoxFuture;
 use crate::store::redis::Redis;
 use crate::{AcquireOptions, Limiter};
 
@@ -65,30 +67,20 @@ async fn offer(world: &World, limiter: &Redis<u64>, per_ms: u64, span: Duration)
     connect(limiter).await;
     offer_each(world, per_ms, span, |number| {
         let decision = limiter.acquire(&(number % 10_000), AcquireOptions::default());
-        async move { decision.await.is_ok() }
+        Box::pin(async move { decision.await.is_ok() })
     })
     .await
 }
 
 /// Starts requests at a fixed rate, and waits until all have ended. The requests are numbered.
-async fn offer_each<F: Future<Output = bool> + Send + 'static>(
-    world: &World,
-    per_ms: u64,
-    span: Duration,
-    start: impl Fn(u64) -> F,
-) -> Goodput {
+async fn offer_each(world: &World, per_ms: u64, span: Duration, start: impl Fn(u64) -> BoxFuture<bool>) -> Goodput {
     let first = world.calls();
     let times = Arc::new(Mutex::new(Vec::new()));
     let (mut offered, started_at, mut tasks) = (0, Instant::now(), Vec::new());
     while started_at.elapsed() < span {
         for _ in 0..per_ms {
             offered += 1;
-            let (request, times, began) = (start(offered), Arc::clone(&times), Instant::now());
-            tasks.push(tokio::spawn(async move {
-                if request.await {
-                    times.lock().expect("no panic").push(began.elapsed());
-                }
-            }));
+            tasks.push(spawn(start(offered), Arc::clone(&times)));
         }
         sleep(MS).await;
     }
@@ -105,6 +97,16 @@ async fn offer_each<F: Future<Output = bool> + Send + 'static>(
         p50: quantile(50),
         p99: quantile(99),
     }
+}
+
+/// Starts a request, which adds its time if it is answered.
+fn spawn(request: BoxFuture<bool>, times: Arc<Mutex<Vec<Duration>>>) -> JoinHandle<()> {
+    let began = Instant::now();
+    tokio::spawn(async move {
+        if request.await {
+            times.lock().expect("no panic").push(began.elapsed());
+        }
+    })
 }
 
 /// The decisions that a plain pipelined client answers in time: one call per decision, first in, first out.

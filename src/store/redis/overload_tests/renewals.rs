@@ -25,27 +25,27 @@ async fn hold(limiter: &Redis<u64>, count: u64) -> Vec<Held> {
 }
 
 /// All holds begin within a second, so all are due for renewal at about the same time. The server needs 0.8 s for all of
-/// them, as for 100,000 holds at 8 us each.
+/// them, as for 100,000 holds at 8 us each: an operation of the few takes as much longer.
 #[tokio::test(start_paused = true)]
-async fn renewals_of_25_000_holds() {
-    let (world, limiter) = start(Link { per_operation: 32, ..slow_server(1) }, MS * 50);
-    let held = hold(&limiter, 25_000).await;
+async fn renewals_of_many_holds() {
+    let (world, limiter) = start(Link { per_operation: 100, ..slow_server(1) }, MS * 50);
+    let held = hold(&limiter, 8_000).await;
     let first = world.calls();
     tokio::time::sleep(EXPIRY * 11 / 10).await;
     let counts = world.counts(first);
-    assert_eq!((counts.expired_sessions, held.len()), (0, 25_000));
+    assert_eq!((counts.expired_sessions, held.len()), (0, 8_000));
     // Each is renewed three times per expiry.
-    assert!((72_500..=90_000).contains(&counts.updates), "{counts:?}");
+    assert!((23_200..=28_800).contains(&counts.updates), "{counts:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn decisions_beside_20_000_holds_are_answered() {
+async fn decisions_beside_renewals_are_answered() {
     for (round_trip, deadline) in [(0, 50), (25, 60)] {
-        let (world, limiter) = start(slow_server(round_trip), MS * deadline);
-        let held = hold(&limiter, 20_000).await;
+        let (world, limiter) = start(Link { per_operation: 125, ..slow_server(round_trip) }, MS * deadline);
+        let held = hold(&limiter, 8_000).await;
         let goodput = offer(&world, &limiter, 1, EXPIRY * 2 / 5).await;
         assert_eq!([goodput.answered, goodput.charged], [goodput.offered; 2], "{round_trip} ms: {goodput:?}");
         assert!(goodput.p99 <= MS * (round_trip + 6), "{round_trip} ms: {goodput:?}");
-        assert_eq!((world.counts(0).expired_sessions, held.len()), (0, 20_000));
+        drop(held);
     }
 }

@@ -43,7 +43,7 @@ use crate::observe::Event;
 use crate::random::Random;
 use crate::store::redis::lease::server_model;
 use crate::store::redis::{Lease, Redis, RedisLimit};
-use crate::{FixedWindow, InFlight, Limit, Quota, TokenBucket};
+use crate::{FixedWindow, InFlight, Limit, Quota, SlidingLog, SlidingWindow, TokenBucket};
 
 /// What is left at the end of a simulation.
 #[derive(Clone, Debug, Default)]
@@ -286,6 +286,8 @@ pub(super) fn limit(index: usize, quota: &quota::Quota) -> RedisLimit<u64> {
     match quota.form {
         Form::FixedWindow => limit!(FixedWindow::new(in_period)),
         Form::TokenBucket { burst } => limit!(TokenBucket::new(in_period).burst(burst)),
+        Form::SlidingWindow { blocks } => limit!(SlidingWindow::new(in_period).blocks(blocks)),
+        Form::SlidingLog => limit!(SlidingLog::new(in_period)),
         Form::InFlight => limit!(InFlight::new(quota.units)),
     }
 }

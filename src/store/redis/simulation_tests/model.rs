@@ -6,7 +6,7 @@ use super::ids::Record;
 use super::quota::{Quota, Usage};
 use super::server_model::HeldCosts;
 use super::sessions::LargeCosts;
-use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Input, LATE, Step, Template, to_f64};
+use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Input, LATE, REPEATED, Step, Template, to_f64};
 
 /// The keys of the server, and what was charged on them.
 #[derive(Clone, Default)]
@@ -204,8 +204,9 @@ impl Store {
         }
         let has_id = matches!(template.operation, Input::RESERVE | Input::ONCE);
         if has_id && let Some(results) = self.find_id(template, &parts, run) {
+            let is_repeat = results[parts.len()] >= REPEATED;
             reply.results.extend(results);
-            return;
+            return parts.iter().filter(|_| is_repeat).for_each(|part| self.push_view(part.key, run, reply));
         }
         let verdict_of = |part: &Part| {
             let key = &self.keys[part.key];
@@ -240,6 +241,7 @@ impl Store {
             // The client reads whether the limits can schedule a later start, and uses it for limits with delays only.
             reply.results.push(1.0);
         }
+        parts.iter().for_each(|part| self.push_view(part.key, run, reply));
         execution.verdict = if verdicts.contains(&-1) {
             Verdict::ExceedsLimit
         } else {

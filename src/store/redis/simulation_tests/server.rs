@@ -114,6 +114,8 @@ impl Server {
             let script = match quota.form {
                 Form::FixedWindow => "fixed_window3",
                 Form::TokenBucket { .. } => "bucket2",
+                Form::SlidingWindow { .. } => "sliding_window3",
+                Form::SlidingLog => "sliding_log4",
                 Form::InFlight => "in_flight1",
             };
             format!("ratelimit:api:{limit}:{script}:")
@@ -247,9 +249,10 @@ impl Server {
                 // The keys of ids follow.
                 let (names, id_keys) = names.split_at(input.key_counts.iter().sum::<usize>());
                 let id_keys = id_keys.iter().map(|key| std::str::from_utf8(key).expect("text")).collect();
-                // The keys are in the order of their limits.
-                let counts = input.key_counts.iter().enumerate();
-                let limits = counts.flat_map(|(limit, count)| std::iter::repeat_n(limit, *count));
+                // The keys are in the order of their limits, those of logs last.
+                let mut order: Vec<usize> = (0..self.quotas.len()).collect();
+                order.sort_by_key(|limit| self.quotas[*limit].form == Form::SlidingLog);
+                let limits = order.iter().flat_map(|limit| std::iter::repeat_n(*limit, input.key_counts[*limit]));
                 let keys = limits.zip(names).map(|(limit, name)| self.index_of(limit, name)).collect();
                 self.wrong = self.wrong.take().or(input.wrong.clone());
                 let run = Run {

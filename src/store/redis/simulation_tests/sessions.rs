@@ -141,14 +141,15 @@ impl Store {
     /// Applies the report of a lease, and grants units: see docs/leases.md.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers of at most 2^53")]
     pub(super) fn renew(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut BatchReply) {
-        let Some(index) = self.prepared(template, step, run, reply, 4) else { return };
+        let Some(key_index) = self.prepared(template, step, run, reply, 4) else { return };
         let mut numbers = [template.ids[0].to_bits(); 7];
         numbers[1..].iter_mut().zip(&template.ids[1..]).for_each(|(number, sent)| *number = *sent as u64);
         let [id, .., keep, want, _] = numbers;
         if run.ignores_releases && keep + want == 0 {
-            return reply.results.extend([0.0; 4]);
+            reply.results.extend([0.0; 4]);
+            return self.push_view(key_index, run, reply);
         }
-        let (key, now, duration) = (&mut self.keys[index], run.now, template.arg1);
+        let (key, now, duration) = (&mut self.keys[key_index], run.now, template.arg1);
         let most = template.arg2.max(0.0) as u64;
         let terms = LeaseTerms { most, duration, yields: key.large_costs.yield_at(now, duration) };
         let answer = key.costs.renew(numbers, now, terms, &mut (&run.quotas[key.limit], &mut key.usage));
@@ -168,6 +169,16 @@ impl Store {
                 self.clients.insert(id, run.client);
             }
         }
+        if !matches!(answer, LeaseAnswer::Late { .. }) {
+            self.push_view(key_index, run, reply);
+        }
+    }
+
+    /// Adds the figures of a key of a log.
+    pub(super) fn push_view(&self, key: usize, run: &Run<'_>, reply: &mut BatchReply) {
+        let key = &self.keys[key];
+        let view = key.usage.view(&run.quotas[key.limit], run.now, key.costs.total());
+        reply.results.extend(view.into_iter().flatten().map(to_f64));
     }
 
     /// Returns the key of an operation on one limit, after expired costs were charged. `None` if its value is foreign:

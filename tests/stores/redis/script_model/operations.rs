@@ -22,7 +22,8 @@ pub(super) struct Operation {
 impl Operation {
     /// Whether the client lets the fast path decide: see `LuaAlgorithm::uses_fast_path`.
     pub(super) fn can_be_fast(&self, quotas: &[Quota]) -> bool {
-        (quotas.len() == 1 || are_buckets(quotas)) && self.code == Input::ACQUIRE && self.is_possible(quotas)
+        let has_fast_path = matches!(quotas, [Quota { form: Form::FixedWindow, .. }]) || are_buckets(quotas);
+        has_fast_path && self.code == Input::ACQUIRE && self.is_possible(quotas)
     }
 
     fn is_possible(&self, quotas: &[Quota]) -> bool {

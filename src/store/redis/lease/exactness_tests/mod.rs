@@ -284,7 +284,8 @@ impl World {
             self.server.lock().expect("no panic").decide(&keys, cost, self.now())
         });
         for (limit, is_charged) in charged.into_iter().flatten().enumerate() {
-            let entry = Entry { time: self.now(), key: if limit == 0 { user } else { 0 }, is_admitted: true };
+            let key = if limit == 0 { u64::from(user) } else { 0 };
+            let entry = Entry { time: self.now(), key, is_admitted: true };
             self.logs[limit].extend((0..cost).filter(|_| is_charged).map(|_| entry.clone()));
         }
     }
@@ -298,7 +299,8 @@ impl World {
                 return audit(std::mem::take(log), Bucket { rate, burst, skew: Duration::ZERO }).beyond;
             }
             let of_key = |user: u32| {
-                let times: Vec<_> = log.iter().filter(|entry| entry.key == user).map(|entry| entry.time).collect();
+                let of_user = log.iter().filter(|entry| entry.key == u64::from(user));
+                let times: Vec<_> = of_user.map(|entry| entry.time).collect();
                 server.beyond(limit, keys_of(user)[limit].as_bytes(), &times)
             };
             (0..USERS).map(of_key).sum()
