@@ -5,6 +5,8 @@
 //! cargo bench -- --quick             # less than a minute after the build
 //! cargo bench -- redis               # the scenarios with Redis: starts its own server
 //! cargo bench -- "redis overload"    # open-loop load over capacity: only by this name, less than five minutes
+//! cargo bench -- "redis holds"       # decisions beside up to 100,000 holds: only by this name, a minute
+//! cargo bench -- "redis lease cost"  # the server's processor time with leases and without: only by this name, two minutes
 //! cargo bench -- "redis callers"     # 1 to 2048 callers, with latencies and processor time, on one and several threads
 //! cargo bench -- "redis instructions"  # of the server and of the client: only by this name, needs valgrind
 //! cargo bench -- "redis neighbour"   # the latency of another client beside a full load: 20 seconds

@@ -7,11 +7,15 @@ mod callers;
 mod calls;
 mod cluster;
 mod competitors;
+mod hold_ladder;
 mod instructions;
+mod lease_cost;
 mod lease_quota;
 mod leases;
+mod link;
 mod logs;
 mod neighbour;
+mod open_loop;
 mod overload;
 mod sizes;
 
@@ -91,6 +95,8 @@ pub(crate) fn run(harness: &Harness) {
     neighbour::run(harness, &runtime);
     cluster::run(harness, &runtime);
     overload::run(harness);
+    hold_ladder::run(harness);
+    lease_cost::run(harness);
 }
 
 /// Starts a server, by another program if one is given. Loads redis-cell if `REDIS_CELL` names its library.

@@ -5,17 +5,12 @@
 //! crate and a plain pipelined client run in alternating rounds; the output is a Markdown table of the medians. The
 //! whole table takes less than five minutes.
 
-#[path = "../../../tests/stores/redis/link.rs"]
-mod link;
-#[path = "../../../tests/stores/redis/open_loop.rs"]
-mod open_loop;
-
 use std::time::Duration;
 
 use tower_ratelimit::RedisServer;
 
-use self::link::{Link, LinkConfig};
-use self::open_loop::{Goodput, load_limiter, load_plain};
+use super::link::{Link, LinkConfig};
+use super::open_loop::{Goodput, load_limiter, load_plain};
 use crate::harness::Harness;
 use crate::server::Server;
 

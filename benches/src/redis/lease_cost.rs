@@ -1,7 +1,4 @@
-//! What leases cost the server and what they save, by its processor time.
-//!
-//! `LEASE_COST=10 cargo test --release --all-features --test redis lease_cost -- --nocapture --include-ignored` (seconds
-//! of each measurement). The load of the machine changes the processor time of a decision little.
+//! What leases cost the server and what they save, by its processor time, which the load of the machine changes little.
 
 use std::time::Duration;
 
@@ -9,22 +6,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{AcquireOptions, DecisionSource, Gcra, Limiter as _, Quota, Redis};
 
-use crate::helpers::LONG_DEADLINE;
+use crate::harness::Harness;
 use crate::server::Server;
 
 const DURATION: Duration = Duration::from_millis(100);
 /// The decisions in each duration, of all limiters together.
 const DECISIONS: u64 = 192;
-
-/// The processor time of the server so far, in milliseconds.
-fn cpu(server: &Server) -> f64 {
-    let info = server.command(&["INFO", "cpu"]);
-    let figure = |name: &str| -> f64 {
-        let line = info.lines().find_map(|line| line.strip_prefix(name)).expect("a figure");
-        line.trim().parse().expect("a number")
-    };
-    (figure("used_cpu_user:") + figure("used_cpu_sys:")) * 1_000.0
-}
 
 /// Each of some limiters, as in processes of their own, makes so many decisions on one key in each duration, at equal
 /// intervals, whether or not earlier ones have ended. Returns the server's processor time in milliseconds, and the share
@@ -33,7 +20,7 @@ async fn measure(demand: u64, has_leases: bool, seconds: u64) -> (f64, f64) {
     let server = Server::start();
     let limiter = || {
         let quota = Gcra::new(Quota::per_second(1_000_000));
-        let builder = Redis::<str>::builder(server.open(), "cost", quota).deadline(LONG_DEADLINE);
+        let builder = Redis::<str>::builder(server.open(), "cost", quota).deadline(Duration::from_secs(120));
         let builder = if has_leases { builder.lease(Lease::new(DURATION)) } else { builder };
         builder.build().expect("limits")
     };
@@ -42,7 +29,7 @@ async fn measure(demand: u64, has_leases: bool, seconds: u64) -> (f64, f64) {
         limiter.health_check().await.expect("a server");
     }
     let total = DECISIONS * seconds * 10;
-    let (before, began) = (cpu(&server), Instant::now());
+    let (before, began) = (server.cpu(), Instant::now());
     let (mut leased, mut pending) = (0_u32, Vec::new());
     for number in 0..total {
         sleep_until(began + DURATION * u32::try_from(number).expect("few") / 192).await;
@@ -58,29 +45,31 @@ async fn measure(demand: u64, has_leases: bool, seconds: u64) -> (f64, f64) {
         let _ = decision.await.expect("no panic").expect("a decision");
     }
     let lasted = began.elapsed();
-    let used = cpu(&server) - before;
+    let used = server.cpu() - before;
     for limiter in &limiters {
         limiter.close().await.expect("an answer");
     }
     // The server uses some time while it is idle.
-    let before = cpu(&server);
+    let before = server.cpu();
     sleep(Duration::from_secs(1)).await;
-    let idle = (cpu(&server) - before) * lasted.as_secs_f64();
+    let idle = (server.cpu() - before) * lasted.as_secs_f64();
     #[allow(clippy::cast_precision_loss, reason = "a small number")]
     let share = f64::from(leased) / total as f64;
-    (used - idle, share)
+    ((used - idle) * 1_000.0, share)
 }
 
-#[tokio::test]
-#[ignore = "measures: run it as the documentation says"]
-async fn processor_time_of_the_server() {
-    let seconds = std::env::var("LEASE_COST").map_or(4, |seconds| seconds.parse().expect("seconds"));
+pub(super) fn run(harness: &Harness) {
+    if !harness.wants_explicitly("redis lease cost") {
+        return;
+    }
+    let (runtime, seconds) =
+        (tokio::runtime::Runtime::new().expect("a runtime"), if harness.is_quick() { 1 } else { 4 });
     println!(
         "| Decisions of a process on the key in each duration | without leases | with leases | ratio | by leases |"
     );
     for demand in [4, 8, 12, 16, 24, 32, 64, 192] {
-        let (direct, _) = measure(demand, false, seconds).await;
-        let (leased, share) = measure(demand, true, seconds).await;
+        let (direct, _) = runtime.block_on(measure(demand, false, seconds));
+        let (leased, share) = runtime.block_on(measure(demand, true, seconds));
         println!("| {demand} | {direct:.0} ms | {leased:.0} ms | {:.2} | {:.0} % |", leased / direct, share * 100.0);
     }
 }

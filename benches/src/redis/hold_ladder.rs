@@ -1,8 +1,4 @@
-//! Decisions beside many holds of one process, on a real server. Prints a table, and asserts no speed:
-//!
-//! ```sh
-//! HOLD_LADDER=5000,20000,100000 cargo test --release --all-features --test redis hold_ladder -- --nocapture --include-ignored
-//! ```
+//! Decisions beside 5,000 to 100,000 holds of one process: prints a table, in a minute.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,10 +8,10 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Redis};
+use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis};
 
-use crate::helpers::AMPLE;
-use crate::open_loop::{KEYS, offer};
+use super::open_loop::{KEYS, offer};
+use crate::harness::Harness;
 use crate::server::Server;
 
 /// More than the default expiry of holds, so that each hold is renewed several times.
@@ -39,29 +35,25 @@ async fn hold(limiter: &Redis<u64>, count: u64) -> Vec<Held> {
     held
 }
 
-fn cpu(server: &Server) -> f64 {
-    let info = server.command(&["INFO", "cpu"]);
-    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.parse::<f64>().ok());
-    field("used_cpu_user:").expect("a figure") + field("used_cpu_sys:").expect("a figure")
-}
-
-async fn run(count: u64) {
+async fn measure(count: u64) {
     let (server, expired) = (Server::start(), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&expired);
-    let builder = Redis::<u64>::builder(server.open(), "api", Gcra::new(AMPLE)).observe(move |event: &Event<'_>| {
-        if let Event::HoldsExpired { count, .. } = event {
-            counter.fetch_add(*count, Ordering::Relaxed);
-        }
-    });
+    let builder = Redis::<u64>::builder(server.open(), "api", Gcra::new(Quota::per_hour(1_000_000_000))).observe(
+        move |event: &Event<'_>| {
+            if let Event::HoldsExpired { count, .. } = event {
+                counter.fetch_add(*count, Ordering::Relaxed);
+            }
+        },
+    );
     let limiter = builder.build().expect("limits");
     let held = hold(&limiter, count).await;
-    let (cpu_before, started_at) = (cpu(&server), Instant::now());
+    let (cpu_before, started_at) = (server.cpu(), Instant::now());
     let (offered, times) = offer(DECISIONS_PER_SECOND, SPAN, |key| {
         let decision = limiter.acquire(&key, AcquireOptions::default());
         async move { decision.await.is_ok() }
     })
     .await;
-    let share = (cpu(&server) - cpu_before) / started_at.elapsed().as_secs_f64();
+    let share = (server.cpu() - cpu_before) / started_at.elapsed().as_secs_f64();
     // The update that ends a session finds whether the session has expired.
     drop(held);
     let until = Instant::now() + Duration::from_secs(60);
@@ -77,14 +69,14 @@ async fn run(count: u64) {
     );
 }
 
-#[test]
-#[ignore = "measures for a minute, on an idle machine"]
-fn hold_ladder() {
-    let rungs = std::env::var("HOLD_LADDER").unwrap_or_else(|_| "5000,20000,100000".to_owned());
+pub(super) fn run(harness: &Harness) {
+    if !harness.wants_explicitly("redis holds") {
+        return;
+    }
     println!("| Holds | Decisions | Failed | p50 | p99 | Expired holds | Redis processor time |");
     println!("|---|---|---|---|---|---|---|");
-    for count in rungs.split(',') {
+    for count in [5_000, 20_000, 100_000] {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(run(count.parse().expect("a number of holds")));
+        runtime.block_on(measure(count));
     }
 }
