@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache, Escalating, Escalation};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{
-    AcquireOptions, BlockReason, Clock, FixedWindow, Limit, Limiter as _, ManualClock, Memory, Quota, Redis,
+    AcquireOptions, BlockReason, Clock, DynLimit, FixedWindow, Limit, Limiter as _, ManualClock, Memory, Quota, Redis,
     RedisServer,
 };
 
@@ -144,7 +144,9 @@ async fn block_reason_of_an_escalation_stays_with_its_block() {
     assert_eq!(reason_of().await, None);
     // The limit is a shadow, which denies nothing that could escalate.
     let escalation = Escalation::new("api", Quota::per_hour(5));
-    let error = Escalating::new(limiter, Memory::new(escalation.limits()), escalation).check("alice", 1).await;
+    let (denials, blocks, pause) = escalation.limits();
+    let counts = Memory::new([denials, blocks, pause].map(DynLimit::new).into_iter().collect::<Vec<_>>());
+    let error = Escalating::new(limiter, counts, escalation).check("alice", 1).await;
     assert!(error.expect_err("a shadow").to_string().contains("a shadow or a guaranteed share denies no request"));
 }
 

@@ -180,8 +180,6 @@ fn limiters(open: &RedisServer) -> Vec<Redis<str>> {
 fail_over_tests! {
     over_admission, limiters;
     cluster_fail_over_admits_at_most_the_unreplicated_charges_again: in_a_cluster, false;
-    cluster_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again: in_a_cluster, true;
-    sentinel_fail_over_admits_at_most_the_unreplicated_charges_again: with_sentinel, false;
     sentinel_fail_over_to_a_lagging_replica_admits_at_most_the_unreplicated_charges_again: with_sentinel, true;
 }
 

@@ -2,126 +2,24 @@
 //!
 //! A failed decision is an `unavailable` error. Each test prints one line of a table (`--nocapture`).
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::limiter::{FailOpen, Fallback};
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
+    AcquireOptions, BoxLimiter, DecisionSource, DynLimit, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota,
+    Redis, RedisServer,
 };
 
 use crate::helpers::{AMPLE, LONG_DEADLINE, acquire, every_algorithm, is_allowed, redis_limiter};
-use crate::process::wait_until;
+use crate::load::{DEADLINE, Load, until};
 use crate::proxy::Proxy;
 use crate::random::Random;
 use crate::server::Server;
 
-/// A call of a fault fails after this time. Whether calls are answered in this time depends on the machine.
-const DEADLINE: Duration = Duration::from_millis(200);
-const TASKS: usize = 64;
-
-/// One decision under load.
-struct Sample {
-    began: Instant,
-    took: Duration,
-    answered: bool,
-}
-
-/// Tasks that call one limiter until they are stopped.
-struct Load {
-    goes_on: Arc<AtomicBool>,
-    /// The number of questions whether decisions succeed, and the last one that a later decision has answered.
-    asked: Arc<AtomicUsize>,
-    answered: Arc<AtomicUsize>,
-    failed: Arc<AtomicUsize>,
-    tasks: JoinSet<Vec<Sample>>,
-}
-
 fn limiter(server: RedisServer) -> Redis<str> {
     Redis::builder(server, "api", Gcra::new(AMPLE)).deadline(DEADLINE).build().expect("limits")
-}
-
-impl Load {
-    fn on(limiter: &Redis<str>) -> Self {
-        let goes_on = Arc::new(AtomicBool::new(true));
-        let [asked, answered, failed] = [(); 3].map(|()| Arc::new(AtomicUsize::new(0)));
-        let mut tasks = JoinSet::new();
-        for task in 0..TASKS {
-            let (limiter, goes_on) = (limiter.clone(), Arc::clone(&goes_on));
-            let [asked, answered, failed] = [&asked, &answered, &failed].map(Arc::clone);
-            tasks.spawn(async move {
-                let key = format!("key {}", task % 10);
-                let mut samples = Vec::new();
-                while goes_on.load(Ordering::SeqCst) {
-                    let (began, question) = (Instant::now(), asked.load(Ordering::SeqCst));
-                    let result = acquire(&limiter, key.as_str(), AcquireOptions::default()).await;
-                    let took = began.elapsed();
-                    if let Err(error) = &result {
-                        assert!(error.is_unavailable(), "{error:?}");
-                        failed.fetch_add(1, Ordering::SeqCst);
-                    } else {
-                        answered.fetch_max(question, Ordering::SeqCst);
-                    }
-                    samples.push(Sample { began, took, answered: result.is_ok() });
-                    sleep(Duration::from_millis(20)).await;
-                }
-                samples
-            });
-        }
-        Self { goes_on, asked, answered, failed, tasks }
-    }
-
-    /// Waits until a decision succeeds that starts from now on.
-    async fn until_answered(&self, what: &str) {
-        let question = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
-        until(what, || self.answered.load(Ordering::SeqCst) >= question).await;
-    }
-
-    fn failed(&self) -> usize {
-        self.failed.load(Ordering::SeqCst)
-    }
-
-    /// Waits until the fault has let another decision fail.
-    async fn until_failed(&self) {
-        let before = self.failed();
-        until("a decision fails", || self.failed() > before).await;
-    }
-
-    /// After the end of the fault: waits until decisions succeed again, prints a summary, and returns how many failed.
-    async fn report(self, fault: &str) -> usize {
-        let over = Instant::now();
-        self.until_answered(fault).await;
-        self.goes_on.store(false, Ordering::SeqCst);
-        let samples: Vec<_> = self.tasks.join_all().await.into_iter().flatten().collect();
-        let resumed = samples.iter().filter(|sample| sample.answered && sample.began >= over);
-        let resumed = resumed.map(|sample| sample.began + sample.took).min().expect("service resumed");
-        let (sent, failed) = (samples.len(), samples.iter().filter(|sample| !sample.answered).count());
-        let slowest = samples.iter().map(|sample| sample.took).max().expect("a load");
-        println!(
-            "| {fault:<40} | sent {sent:>6} | answered {:>6} | failed {failed:>6} | slowest {slowest:>8.1?} | recovered \
-             after {:>8.1?} |",
-            sent - failed,
-            resumed - over
-        );
-        failed
-    }
-}
-
-/// Waits for a state.
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + LONG_DEADLINE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not in time");
-        sleep(Duration::from_millis(5)).await;
-    }
-}
-
-async fn loaded(server: &Server) -> Load {
-    loaded_by(&limiter(server.open())).await
 }
 
 async fn loaded_by(limiter: &Redis<str>) -> Load {
@@ -129,6 +27,101 @@ async fn loaded_by(limiter: &Redis<str>) -> Load {
     let load = Load::on(limiter);
     load.until_answered("a decision succeeds").await;
     load
+}
+
+/// A fault: its name, what begins it, and what ends it.
+type Fault = (&'static str, fn(&mut Server), fn(&mut Server));
+
+fn config(server: &Server, name: &str, value: &str) {
+    assert!(server.command(&["CONFIG", "SET", name, value]).starts_with("+OK"), "{name}");
+}
+
+fn be_a_replica_of_nobody(server: &mut Server) {
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+}
+
+fn be_a_master(server: &mut Server) {
+    server.command(&["REPLICAOF", "NO", "ONE"]);
+}
+
+/// Faults that let decisions fail.
+const FAULTS: [Fault; 9] = [
+    ("kill -9, back after failures", Server::kill, Server::restart),
+    ("kill -STOP, -CONT after failures", |server| server.signal("-STOP"), |server| server.signal("-CONT")),
+    ("CLIENT PAUSE", |server| server.pause(4 * DEADLINE), |_| {}),
+    ("maxmemory reached (OOM)", |server| config(server, "maxmemory", "1"), |server| config(server, "maxmemory", "0")),
+    ("REPLICAOF a dead port (READONLY)", be_a_replica_of_nobody, be_a_master),
+    (
+        "REPLICAOF a dead port (MASTERDOWN)",
+        |server| {
+            config(server, "replica-serve-stale-data", "no");
+            be_a_replica_of_nobody(server);
+        },
+        be_a_master,
+    ),
+    (
+        "wrong password (requirepass)",
+        |server| {
+            server.commands(&[&["CONFIG", "SET", "requirepass", "other"], &["CLIENT", "KILL", "TYPE", "normal"]]);
+        },
+        |server| {
+            server.commands(&[&["AUTH", "other"], &["CONFIG", "SET", "requirepass", ""]]);
+        },
+    ),
+    (
+        "ACL without scripting (NOPERM)",
+        |server| {
+            server.command(&["ACL", "SETUSER", "default", "-@scripting"]);
+        },
+        |server| {
+            server.command(&["ACL", "SETUSER", "default", "+@all"]);
+        },
+    ),
+    (
+        "an endless script (BUSY)",
+        |server| {
+            config(server, "busy-reply-threshold", "50");
+            let address = server.address();
+            std::thread::spawn(move || {
+                let client = redis::Client::open(address).expect("an address");
+                let mut connection = client.get_connection().expect("a connection");
+                redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut connection).expect_err("it is killed")
+            });
+        },
+        |server| while !server.command(&["SCRIPT", "KILL"]).starts_with("+OK") {},
+    ),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn service_resumes_after_each_fault() {
+    let mut server = Server::start();
+    let limiter = limiter(server.open());
+    for (name, begin, end) in FAULTS {
+        let load = loaded_by(&limiter).await;
+        begin(&mut server);
+        load.until_failed(name).await;
+        end(&mut server);
+        let over = Instant::now();
+        load.until_answered(name).await;
+        load.report(name, over).await;
+    }
+}
+
+/// Faults that are too short for the failure of a certain decision.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn service_resumes_after_a_restart_and_while_data_is_loaded() {
+    let mut server =
+        Server::with(&["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"]);
+    let load = loaded_by(&limiter(server.open())).await;
+    server.kill();
+    server.restart();
+    load.until_answered("a restart").await;
+    server.command(&["DEBUG", "POPULATE", "2000", "key", "100"]);
+    config(&server, "key-load-delay", "300");
+    tokio::task::block_in_place(|| server.command(&["DEBUG", "RELOAD"]));
+    let over = Instant::now();
+    load.until_answered("loading its data (LOADING)").await;
+    load.report("a restart, and loading its data (LOADING)", over).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -139,132 +132,9 @@ async fn script_flush_causes_no_error() {
         server.command(&["SCRIPT", "FLUSH"]);
         sleep(Duration::from_millis(20)).await;
     }
-    let failed = load.report("SCRIPT FLUSH, ten times").await;
-    assert_eq!(failed, 0);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restarted_server_is_used_again() {
-    let mut server = Server::start();
-    let load = loaded(&server).await;
-    server.kill();
-    server.restart();
-    load.report("restart").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_server_is_used_again() {
-    let mut server = Server::start();
-    let load = loaded(&server).await;
-    server.kill();
-    load.until_failed().await;
-    server.restart();
-    load.report("kill -9, back after failures").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stopped_server_fails_by_deadline() {
-    let server = Server::start();
-    let load = loaded(&server).await;
-    server.signal("-STOP");
-    load.until_failed().await;
-    server.signal("-CONT");
-    load.report("kill -STOP, -CONT after failures").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn paused_server_fails_by_deadline() {
-    let server = Server::start();
-    let load = loaded(&server).await;
-    while load.failed() == 0 {
-        server.pause(Duration::from_millis(800));
-        sleep(Duration::from_millis(800)).await;
-    }
-    load.report("CLIENT PAUSE 0.8 s").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_out_of_memory_recovers() {
-    let server = Server::start();
-    let load = loaded(&server).await;
-    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    load.until_failed().await;
-    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    load.report("maxmemory reached (OOM)").await;
-}
-
-fn dead_port() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port().to_string()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replica_is_unavailable_until_it_is_a_master() {
-    let server = Server::start();
-    let load = loaded(&server).await;
-    server.command(&["REPLICAOF", "127.0.0.1", &dead_port()]);
-    load.until_failed().await;
-    server.command(&["REPLICAOF", "NO", "ONE"]);
-    load.report("REPLICAOF a dead port (READONLY)").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replica_without_its_master_is_unavailable() {
-    let server = Server::with(&["--replica-serve-stale-data", "no"]);
-    let load = loaded(&server).await;
-    server.command(&["REPLICAOF", "127.0.0.1", &dead_port()]);
-    load.until_failed().await;
-    server.command(&["REPLICAOF", "NO", "ONE"]);
-    load.report("REPLICAOF a dead port (MASTERDOWN)").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changed_password_is_unavailable_until_restored() {
-    let server = Server::start();
-    let load = loaded(&server).await;
-    server.commands(&[&["CONFIG", "SET", "requirepass", "other"], &["CLIENT", "KILL", "TYPE", "normal"]]);
-    load.until_failed().await;
-    server.commands(&[&["AUTH", "other"], &["CONFIG", "SET", "requirepass", ""]]);
-    load.report("wrong password (requirepass)").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn revoked_permissions_are_unavailable_until_restored() {
-    let server = Server::start();
-    server.command(&["ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"]);
-    let limiter = limiter(RedisServer::open(&format!("redis://app:secret@{}", server.socket())).expect("an address"));
-    limiter.health_check().await.expect("a working Redis");
-    let load = Load::on(&limiter);
-    sleep(Duration::from_millis(100)).await;
-    server.command(&["ACL", "SETUSER", "app", "-@scripting"]);
-    load.until_failed().await;
-    server.command(&["ACL", "SETUSER", "app", "+@all"]);
-    load.report("ACL without scripting (NOPERM)").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_foreign_script_is_unavailable_until_killed() {
-    let server = Server::start();
-    let load = loaded(&server).await;
-    server.command(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
-    std::thread::scope(|scope| {
-        scope.spawn(|| server.command(&["EVAL", "while true do end", "0"]));
-        wait_until("decisions fail", || load.failed() > 0);
-        server.command(&["SCRIPT", "KILL"]);
-    });
-    load.report("an endless script (BUSY)").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn loading_server_is_unavailable_until_loaded() {
-    let server = Server::with(&["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"]);
-    server.command(&["DEBUG", "POPULATE", "2000", "key", "100"]);
-    let load = loaded(&server).await;
-    server.command(&["CONFIG", "SET", "key-load-delay", "300"]);
-    std::thread::scope(|scope| {
-        scope.spawn(|| server.command(&["DEBUG", "RELOAD"]));
-    });
-    load.report("loading its data (LOADING)").await;
+    load.until_answered("SCRIPT FLUSH").await;
+    assert_eq!(load.failed(), 0);
+    load.report("SCRIPT FLUSH, ten times", Instant::now()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -275,11 +145,11 @@ async fn connection_cut_within_a_reply_is_replaced() {
     let load = loaded_by(&redis_limiter(behind, "api", Gcra::new(AMPLE))).await;
     for _ in 0..3 {
         proxy.cut_next_reply();
-        load.until_failed().await;
+        load.until_failed("a cut").await;
         load.until_answered("a decision succeeds").await;
     }
-    let failed = load.report("cut in the middle of a reply, 3 times").await;
-    assert!(failed < 3 * 3 * TASKS, "{failed}");
+    assert!(load.failed() < 3 * 3 * 48, "{}", load.failed());
+    load.report("cut in the middle of a reply, 3 times", Instant::now()).await;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -291,9 +161,7 @@ async fn open_breaker_answers_immediately_and_detects_recovery() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let limiter = limiter(RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address"));
-    limiter.health_check().await.expect("a working Redis");
-    let load = Load::on(&limiter);
-    sleep(Duration::from_millis(100)).await;
+    let load = loaded_by(&limiter).await;
     proxy.shut(true);
     // The breaker is open, so calls fail immediately, but for one in a while.
     let is_immediate = || matches!(limiter.acquire("alice", AcquireOptions::default()).try_ready(), Ok(Err(error)) if error.is_unavailable());
@@ -306,8 +174,10 @@ async fn open_breaker_answers_immediately_and_detects_recovery() {
     assert!(u128::try_from(probes).expect("small") <= most, "{probes} connections during the outage");
     assert!(probes > 0, "a decision tests the server");
     proxy.shut(false);
-    let failed = load.report("all connections refused for 1.3 s").await;
-    assert!(failed > 0);
+    let over = Instant::now();
+    load.until_answered("the breaker closes").await;
+    assert!(load.failed() > 0);
+    load.report("all connections refused for 1.3 s", over).await;
 }
 
 #[tokio::test]
@@ -442,8 +312,8 @@ async fn invalid_state_bytes_fail_no_other_key() {
 #[tokio::test]
 async fn fallback_decides_while_redis_is_unavailable_and_is_the_source() {
     let mut server = Server::start();
-    let second = Memory::new(FixedWindow::new(Quota::per_hour(2)));
-    let limiter = Fallback::new(limiter(server.open()), second);
+    let second = BoxLimiter::new(Memory::new(vec![DynLimit::new(FixedWindow::new(Quota::per_hour(2)))]));
+    let limiter = Fallback::new(BoxLimiter::new(limiter(server.open())), second);
     assert_eq!(
         acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.source(),
         DecisionSource::Store
@@ -473,7 +343,7 @@ async fn fallback_decides_while_redis_is_unavailable_and_is_the_source() {
 #[tokio::test]
 async fn fail_open_allows_while_redis_is_unavailable_and_is_the_source() {
     let mut server = Server::start();
-    let limiter = FailOpen::new(limiter(server.open()));
+    let limiter = FailOpen::new(BoxLimiter::new(limiter(server.open())));
     assert_eq!(
         acquire(&limiter, "alice", AcquireOptions::default()).await.expect("an answer").decision.source(),
         DecisionSource::Store

@@ -31,19 +31,19 @@ const DURATION: Duration = Duration::from_millis(200);
 const RATE: u64 = 400;
 /// The `max_share` of a lease, in units.
 const MAX_HELD: u64 = RATE / 4;
-const KEYS: u32 = 16;
+const KEYS: u64 = 16;
 /// The demand of the first key, of the sum of 1, 1/2, 1/3 .. 1/16.
 const HOT_SHARE: f64 = 0.2958;
 /// All processes read the clock of one machine. The times of leased decisions are anchored at it to within 20
 /// microseconds, and drift by less than the rest during the test.
 const BUCKET: Bucket = Bucket { rate: RATE, burst: RATE, skew: Duration::from_millis(1) };
 
-fn limiter(server: RedisServer, lease: Lease) -> Redis<u32> {
+fn limiter(server: RedisServer, lease: Lease) -> Redis<u64> {
     let quota = Gcra::new(Quota::per_second(RATE));
     Redis::builder(server, "chaos", quota).lease(lease).deadline(Duration::from_millis(300)).build().expect("limits")
 }
 
-fn entry(key: u32, decision: &Decision) -> Entry {
+fn entry(key: u64, decision: &Decision) -> Entry {
     Entry { time: decision.decided_at().as_micros(), key, is_admitted: decision.is_allowed() }
 }
 
@@ -63,9 +63,9 @@ impl Worker {
 }
 
 /// A key of a Zipf distribution. Each second, another key is the first.
-fn key(random: &mut Random, now: Duration) -> u32 {
+fn key(random: &mut Random, now: Duration) -> u64 {
     const SCALE: u64 = 1 << 20;
-    let weights = (1..=u64::from(KEYS)).map(|rank| SCALE / rank);
+    let weights = (1..=KEYS).map(|rank| SCALE / rank);
     let mut place = random.below(weights.clone().sum());
     let mut rank = 0;
     for weight in weights {
@@ -75,7 +75,7 @@ fn key(random: &mut Random, now: Duration) -> u32 {
         place -= weight;
         rank += 1;
     }
-    u32::try_from((rank + now.as_secs()) % u64::from(KEYS)).expect("few keys")
+    (rank + now.as_secs()) % KEYS
 }
 
 /// Not a test: the child process. Acquires `load` times in each millisecond on average, in thousandths.
@@ -248,7 +248,7 @@ fn moving_slots_admit_nothing_beyond_the_bound() {
             2 => stop(&workers[victim]),
             3 => cluster.nodes[victim % MASTERS].pause(Duration::from_millis(150)),
             _ => {
-                let key = u32::try_from(round / 2).expect("few") % KEYS;
+                let key = round / 2 % KEYS;
                 let key = named.redis_key("default", &key).expect("a limit");
                 let slot = cluster.slot(&key);
                 let at = masters.entry(slot).or_insert_with(|| cluster.first_master_of(&key));
@@ -265,7 +265,6 @@ fn moving_slots_admit_nothing_beyond_the_bound() {
 }
 
 /// A flush loses at most the usage of one bucket, and what leases hold.
-/// `lease_cluster::flush_loses_the_usage_and_the_leases` shows that it does lose as much.
 #[test]
 fn flushes_admit_at_most_one_bucket_and_the_leases_more() {
     let (processes, seconds) = size();

@@ -3,7 +3,8 @@
 use tower_ratelimit::limiter::{DeniedCache, FailOpen, Fallback};
 use tower_ratelimit::store::Lease;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, DecisionSource, FixedWindow, Limit, Memory, Quota, Redis, RedisServer,
+    AcquireOptions, BoxLimiter, Decision, DecisionSource, DynLimit, FixedWindow, Limit, Memory, Quota, Redis,
+    RedisServer,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire};
@@ -15,42 +16,36 @@ async fn decide(limiter: &BoxLimiter<str>, cost: u64) -> Decision {
     acquire(limiter, "alice", AcquireOptions::cost(cost)).await.expect("an answer").decision
 }
 
-/// Builds a combination around a limiter.
-type Combine = fn(Redis<str>) -> BoxLimiter<str>;
+/// A limiter around another one.
+type Around = fn(BoxLimiter<str>) -> BoxLimiter<str>;
 
-fn local() -> Memory<str, FixedWindow> {
-    Memory::new(FixedWindow::new(QUOTA))
-}
+const CACHE: Around = |inner| BoxLimiter::new(DeniedCache::new(inner));
+const FAIL_OPEN: Around = |inner| BoxLimiter::new(FailOpen::new(inner));
+const FALLBACK: Around = |inner| {
+    let local = Memory::new(vec![DynLimit::new(FixedWindow::new(QUOTA))]);
+    BoxLimiter::new(Fallback::new(inner, BoxLimiter::new(local)))
+};
 
-/// Each combination, and the source of its decisions when the lease has ended in an outage.
-const WITHOUT_STORE: [(&str, Combine, DecisionSource); 7] = [
-    ("fallback", |lease| BoxLimiter::new(Fallback::new(lease, local())), DecisionSource::Fallback),
-    ("fail open", |lease| BoxLimiter::new(FailOpen::new(lease)), DecisionSource::NoLimit),
-    (
-        "cache, fallback",
-        |lease| BoxLimiter::new(DeniedCache::new(Fallback::new(lease, local()))),
-        DecisionSource::Fallback,
-    ),
-    (
-        "fallback, cache",
-        |lease| BoxLimiter::new(Fallback::new(DeniedCache::new(lease), local())),
-        DecisionSource::Fallback,
-    ),
-    ("cache, fail open", |lease| BoxLimiter::new(DeniedCache::new(FailOpen::new(lease))), DecisionSource::NoLimit),
-    ("fail open, cache", |lease| BoxLimiter::new(FailOpen::new(DeniedCache::new(lease))), DecisionSource::NoLimit),
-    (
-        "fail open, fallback",
-        |lease| BoxLimiter::new(FailOpen::new(Fallback::new(lease, local()))),
-        DecisionSource::Fallback,
-    ),
+/// Combinations, the innermost limiter first, and the source of their decisions when the lease has ended in an outage.
+const WITHOUT_STORE: [(&str, &[Around], DecisionSource); 6] = [
+    ("fallback", &[FALLBACK], DecisionSource::Fallback),
+    ("cache around fallback", &[FALLBACK, CACHE], DecisionSource::Fallback),
+    ("fallback around cache", &[CACHE, FALLBACK], DecisionSource::Fallback),
+    ("cache around fail open", &[FAIL_OPEN, CACHE], DecisionSource::NoLimit),
+    ("fail open around cache", &[CACHE, FAIL_OPEN], DecisionSource::NoLimit),
+    ("fail open around fallback", &[FALLBACK, FAIL_OPEN], DecisionSource::Fallback),
 ];
+
+fn combine(lease: &Redis<str>, around: &[Around]) -> BoxLimiter<str> {
+    around.iter().fold(BoxLimiter::new(lease.clone()), |inner, around| around(inner))
+}
 
 /// A lease outlasts an outage. After it, the fallback or the policy decides; with several limits as with one.
 #[tokio::test]
 async fn outage_ends_leases_and_then_the_combination_decides() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
-    for (name, combine, after) in WITHOUT_STORE {
+    for (name, around, after) in WITHOUT_STORE {
         proxy.shut(false);
         let open = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
         let all = Limit::new("all", FixedWindow::new(Quota::per_day(1_000_000))).keyed_by(|_: &str| ());
@@ -60,7 +55,7 @@ async fn outage_ends_leases_and_then_the_combination_decides() {
             .deadline(LONG_DEADLINE / 10)
             .build()
             .expect("limits");
-        let limiter = combine(lease.clone());
+        let limiter = combine(&lease, around);
         until_leased(&lease, "alice").await;
         proxy.shut(true);
         let mut sources = Vec::new();
@@ -76,22 +71,14 @@ async fn outage_ends_leases_and_then_the_combination_decides() {
     }
 }
 
-/// Each combination with a denied cache.
-const WITH_CACHE: [(&str, Combine); 5] = [
-    ("cache", |lease| BoxLimiter::new(DeniedCache::new(lease))),
-    ("cache, fallback", |lease| BoxLimiter::new(DeniedCache::new(Fallback::new(lease, local())))),
-    ("fallback, cache", |lease| BoxLimiter::new(Fallback::new(DeniedCache::new(lease), local()))),
-    ("cache, fail open", |lease| BoxLimiter::new(DeniedCache::new(FailOpen::new(lease)))),
-    ("fail open, cache", |lease| BoxLimiter::new(FailOpen::new(DeniedCache::new(lease)))),
-];
-
 /// A denied cache passes leased decisions on. It stores no denial while units are held, because these may return.
 #[tokio::test]
 async fn denied_cache_stores_no_denial_while_units_are_held() {
-    for (name, combine) in WITH_CACHE {
-        let server = Server::start();
+    let server = Server::start();
+    for (name, around, _) in WITHOUT_STORE.into_iter().filter(|(name, ..)| name.contains("cache")) {
+        server.command(&["FLUSHALL"]);
         let lease = leased(server.open(), FixedWindow::new(QUOTA));
-        let limiter = combine(lease.clone());
+        let limiter = combine(&lease, around);
         until_leased(&lease, "alice").await;
         let by_lease = decide(&limiter, 1).await;
         assert_eq!(by_lease.source(), DecisionSource::Lease, "{name}");

@@ -7,15 +7,17 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::store::{Lease, RedisLimit};
 use tower_ratelimit::{
     AcquireOptions, Costs, DecisionSource, Detail, FixedWindow, Gcra, LeakyBucket, Limit, LimitStatus, Limiter as _,
-    Quota, Redis, SlidingLog, SlidingWindow, TokenBucket, per_key,
+    Quota, Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket, per_key,
 };
 
+use crate::cluster_server::{Cluster, MASTERS};
 use crate::helpers::acquire;
 use crate::leases::{DURATION, decide, direct};
 use crate::random::Random;
@@ -64,8 +66,8 @@ fn rows() -> Vec<Row> {
 }
 
 /// Two processes, and what they have admitted.
-struct Trace<'a> {
-    server: &'a Server,
+struct Trace {
+    server: RedisServer,
     row: Row,
     units: Units,
     processes: Vec<Redis<str>>,
@@ -78,8 +80,8 @@ struct Trace<'a> {
     reported: Arc<Mutex<[u64; 4]>>,
 }
 
-impl<'a> Trace<'a> {
-    fn new(server: &'a Server, row: Row, units: u64) -> Self {
+impl Trace {
+    fn new(server: RedisServer, row: Row, units: u64) -> Self {
         let (units, processes, admitted) = (Arc::new(units.into()), Vec::new(), BTreeMap::new());
         let (held, reported) = (Vec::new(), Arc::default());
         let mut trace = Self { server, row, units, processes, admitted, held, by_lease: 0, reported };
@@ -89,7 +91,7 @@ impl<'a> Trace<'a> {
 
     fn process(&self) -> Redis<str> {
         let reported = Arc::clone(&self.reported);
-        let builder = direct(self.server.open(), (self.row.1)(&self.units)).lease(Lease::new(DURATION));
+        let builder = direct(self.server.clone(), (self.row.1)(&self.units)).lease(Lease::new(DURATION));
         let builder = builder.observe(move |event: &Event<'_>| {
             if let Event::LeaseRenewed { granted, spent, returned, lost, .. } = *event {
                 let mut units = reported.lock().expect("no panic");
@@ -170,7 +172,7 @@ impl<'a> Trace<'a> {
             process.close().await.expect("closed");
         }
         assert!(self.by_lease > 100, "{name}: {} by leases", self.by_lease);
-        let other = direct::<str>(self.server.open(), (self.row.1)(&self.units)).build().expect("limits");
+        let other = direct::<str>(self.server.clone(), (self.row.1)(&self.units)).build().expect("limits");
         for user in USERS {
             let options = AcquireOptions::from(self.costs(0)).detail(Detail::All);
             for limit in other.peek(user, options).await.expect("an answer").limits() {
@@ -187,29 +189,57 @@ impl<'a> Trace<'a> {
     }
 }
 
+/// Runs a random trace. Whenever a process is closed, `disturb` is called.
+async fn run(server: RedisServer, seed: u64, row: Row, steps: u64, mut disturb: impl FnMut(&Redis<str>)) {
+    let mut random = Random::new(seed);
+    let mut trace = Trace::new(server, row, random.between(500, 1_500));
+    for _ in 0..steps {
+        match random.below(250) {
+            0 => {
+                let closed = random.index(2);
+                trace.processes[closed].close().await.expect("closed");
+                disturb(&trace.processes[closed]);
+                trace.processes[closed] = trace.process();
+            }
+            // Buckets keep their usage in time.
+            1 if ["fixed window", "tiers"].contains(&row.0) => trace.double(),
+            2..=6 if !trace.held.is_empty() => {
+                let (index, actual) = (random.index(trace.held.len()), random.below(5));
+                trace.settle(index, actual).await;
+            }
+            _ => trace.request(&mut random).await,
+        }
+    }
+    trace.end().await;
+}
+
 #[tokio::test]
 async fn leases_charge_each_unit_once_at_each_limit() {
     let server = Server::start();
     for (seed, row) in (1..).zip(rows()) {
         server.command(&["FLUSHALL"]);
-        let mut random = Random::new(seed);
-        let mut trace = Trace::new(&server, row, random.between(500, 1_500));
-        for _ in 0..1_000 {
-            match random.below(250) {
-                0 => {
-                    let closed = random.index(2);
-                    trace.processes[closed].close().await.expect("closed");
-                    trace.processes[closed] = trace.process();
-                }
-                // Buckets keep their usage in time.
-                1 if ["fixed window", "tiers"].contains(&row.0) => trace.double(),
-                2..=6 if !trace.held.is_empty() => {
-                    let (index, actual) = (random.index(trace.held.len()), random.below(5));
-                    trace.settle(index, actual).await;
-                }
-                _ => trace.request(&mut random).await,
-            }
-        }
-        trace.end().await;
+        run(server.open(), seed, row, 700, |_| {}).await;
+    }
+}
+
+/// The key of the first user moves from node to node of a cluster, with what leases hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_charge_each_unit_once_while_slots_move() {
+    let cluster = Cluster::start();
+    for (seed, row) in (1..).zip(rows()).filter(|(_, row)| ["fixed window", "user and all"].contains(&row.0)) {
+        cluster.nodes.iter().for_each(|node| drop(node.command(&["FLUSHALL"])));
+        let (mut moves, mut at) = (0, None);
+        run(cluster.open(), seed, row, 1_500, |process| {
+            let name = if row.0 == "user and all" { "user" } else { "default" };
+            let key = process.redis_key(name, USERS[0]).expect("a limit");
+            let from = at.unwrap_or_else(|| cluster.first_master_of(&key));
+            let to = (from + 1) % MASTERS;
+            tokio::task::block_in_place(|| {
+                cluster.migrate(cluster.slot(&key), from, to, Duration::from_millis(10));
+            });
+            (moves, at) = (moves + 1, Some(to));
+        })
+        .await;
+        assert!(moves > 1, "{}: {moves} moves", row.0);
     }
 }

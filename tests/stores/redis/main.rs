@@ -33,11 +33,7 @@ mod fail_over;
 mod faults;
 mod goodput;
 mod helpers;
-mod hold_ladder;
 mod holds;
-mod idempotency;
-#[path = "../memory/idempotency_model.rs"]
-mod idempotency_model;
 mod idle_connections;
 mod ids;
 mod in_flight;
@@ -45,21 +41,17 @@ mod keys;
 mod law_checks;
 mod lease_audit;
 mod lease_chaos;
-mod lease_cluster;
 mod lease_combinators;
-mod lease_cost;
+mod lease_fail_over;
 mod lease_law;
 mod lease_operations;
 mod leases;
-mod link;
 mod load;
 mod lua;
-mod open_loop;
 #[allow(dead_code, reason = "the program in `oracle` uses all of it")]
 #[path = "../../../oracle/src/model.rs"]
 mod oracle_model;
 mod order;
-mod overload;
 mod panics;
 mod pools;
 #[path = "../../servers/process.rs"]
@@ -68,9 +60,6 @@ mod process_death;
 mod proxy;
 #[path = "../../../src/random.rs"]
 mod random;
-mod reservation_ids;
-#[path = "../memory/reservation_model.rs"]
-mod reservation_model;
 mod routes;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;

@@ -9,8 +9,8 @@ use tower_ratelimit::algorithm::LuaAlgorithm;
 use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::store::RedisLimit;
 use tower_ratelimit::{
-    AcquireOptions, Detail, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow,
+    AcquireOptions, Detail, DynLimit, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory, Quota, Redis,
+    RedisServer, SlidingLog, SlidingWindow,
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
@@ -191,8 +191,8 @@ async fn share_bounds_requests_to_which_no_common_limit_applies() {
     let trial = || Limit::new("trial", day(TENANTS, 18)).keyed_by(|_: &u64| ()).shadow();
     let redis = Redis::builder(server.open(), "alone", (share(), all(), trial())).deadline(LONG_DEADLINE);
     let redis: Redis<u64> = redis.clock_for_tests(clock.clone()).build().expect("limits");
-    let memory: Memory<u64, _> =
-        Memory::builder((share(), all(), trial())).clock(clock.clone()).build().expect("limits");
+    let list = vec![DynLimit::new(share()), DynLimit::new(all()), DynLimit::new(trial())];
+    let memory: Memory<u64, _> = Memory::builder(list).clock(clock.clone()).build().expect("limits");
     for (tenant, expected) in [(11, BURST), (1, 18 - TENANTS * BURST), (12, BURST), (3, BURST)] {
         let (mut in_redis, mut in_memory) = (0, 0);
         for _ in 0..100 {

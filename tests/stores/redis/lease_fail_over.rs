@@ -1,19 +1,14 @@
-//! Leases in a cluster and with Sentinel: a hold lives with its key, moves with its slot, and survives a fail-over as
-//! far as it was replicated. A loss of data admits no more than documented.
+//! Leases at a fail-over: a hold survives as far as it was replicated, and a loss of data admits no more than documented.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 use tower_ratelimit::store::Lease;
-use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Gcra, Limiter as _, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, Decision, DecisionSource, Gcra, Quota, Redis, RedisServer};
 
-use crate::cluster_server::{Cluster, MASTERS};
 use crate::fail_over::{FailOver, fail_over_tests};
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::process::wait_until;
-use crate::server::Server;
 
 const LIMIT: u64 = 4_000;
 /// What all leases on a key hold at most.
@@ -77,82 +72,6 @@ async fn spend_lease(holder: &Redis<str>, key: &str) -> u64 {
     spent
 }
 
-/// A process holds a lease, others take the rest, and the server loses its data. Then the others take a whole bucket, and
-/// the process spends its lease.
-#[tokio::test]
-async fn flush_loses_the_usage_and_the_leases() {
-    let server = Server::start();
-    let (holder, direct) =
-        (leased(server.open(), Duration::from_secs(20)), redis_limiter::<str>(server.open(), "api", BUCKET));
-    let first = until_leased(&holder, "alice").await + take_rest(&direct, "alice").await;
-    assert!(server.command(&["FLUSHALL"]).starts_with("+OK"));
-    let second = take_rest(&direct, "alice").await;
-    let by_lease = spend_lease(&holder, "alice").await;
-    println!("| a flush | {first} before, {second} after, {by_lease} by the lease | of {LIMIT} |");
-    assert_eq!(second, LIMIT, "the flush loses the usage");
-    assert!(by_lease > 0, "the test proves nothing");
-    assert!(first + by_lease <= LIMIT && by_lease <= MAX_HELD);
-}
-
-/// Redis stores a hold in the value of its key, so both are on one node.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hold_lives_with_its_key() {
-    let cluster = Cluster::start();
-    let limiter = leased(cluster.open(), Duration::from_secs(2));
-    let direct = redis_limiter::<str>(cluster.open(), "api", BUCKET);
-    let node_of = |key: &str| cluster.first_master_of(&limiter.redis_key("default", key).expect("a limit"));
-    for node in 0..MASTERS {
-        let key = (0..100_000).map(|user| format!("user{user}")).find(|key| node_of(key) == node).expect("a key");
-        let admitted = until_leased(&limiter, &key).await;
-        assert_eq!(cluster.nodes[node].keys(), [limiter.redis_key("default", &key).expect("a limit")]);
-        let peeked = direct.peek(&key, AcquireOptions::cost(0)).await.expect("an answer");
-        let free = peeked.remaining().expect("a figure");
-        assert!(free < LIMIT - admitted, "{free} of {LIMIT} after {admitted}: nothing is held");
-    }
-    limiter.close().await.expect("an answer");
-}
-
-/// Two processes spend leases on one key while its slot moves from node to node. Every unit is charged once.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn moving_slot_loses_no_lease() {
-    let cluster = Cluster::start();
-    let limiters = [(); 2].map(|()| leased(cluster.open(), Duration::from_secs(6)));
-    let key = limiters[0].redis_key("default", "hot").expect("a limit");
-    let (slot, start) = (cluster.slot(&key), cluster.first_master_of(&key));
-    let moves = Arc::new(AtomicUsize::new(0));
-    let moving = {
-        let moves = Arc::clone(&moves);
-        tokio::task::spawn_blocking(move || {
-            let mut at = start;
-            for _ in 0..7 {
-                cluster.migrate(slot, at, (at + 1) % MASTERS, Duration::from_millis(10));
-                at = (at + 1) % MASTERS;
-                moves.fetch_add(1, Ordering::SeqCst);
-                std::thread::sleep(Duration::from_millis(500));
-            }
-            cluster
-        })
-    };
-    let (mut direct, mut by_lease, mut after_moves) = (0, 0, 0);
-    while !moving.is_finished() {
-        for limiter in &limiters {
-            let decision = decide(limiter, "hot", 1).await;
-            by_lease += u64::from(is_by_lease(&decision));
-            after_moves += u64::from(is_by_lease(&decision) && moves.load(Ordering::SeqCst) >= 5);
-            direct += u64::from(decision.is_allowed() && !is_by_lease(&decision));
-        }
-        sleep(Duration::from_millis(10)).await;
-    }
-    let cluster = moving.await.expect("moved");
-    assert!(after_moves > 0, "{direct} direct, {by_lease} by leases, none after five moves");
-    for limiter in &limiters {
-        limiter.close().await.expect("an answer");
-    }
-    let rest = take_rest(&redis_limiter::<str>(cluster.open(), "api", BUCKET), "hot").await;
-    println!("| a slot moved 7 times | {direct} direct, {by_lease} by leases, {rest} left of {LIMIT} |");
-    assert_eq!(direct + by_lease + rest, LIMIT, "{direct} direct, {by_lease} by leases, {rest} left");
-}
-
 /// A process has a lease when the master is killed. Then others take all that the new master admits, and the process
 /// spends the rest of its lease.
 async fn fail_over(pair: FailOver<'_>) {
@@ -201,7 +120,5 @@ async fn take_some(direct: &Redis<str>, key: &str, count: u64) -> u64 {
 fail_over_tests! {
     fail_over, |open| vec![redis_limiter(open.clone(), "api", BUCKET)];
     cluster_fail_over_keeps_a_replicated_lease: in_a_cluster, false;
-    cluster_fail_over_to_a_lagging_replica_admits_at_most_a_share_more: in_a_cluster, true;
-    sentinel_fail_over_keeps_a_replicated_lease: with_sentinel, false;
     sentinel_fail_over_to_a_lagging_replica_admits_at_most_a_share_more: with_sentinel, true;
 }
