@@ -34,6 +34,9 @@ mod faults;
 mod goodput;
 mod helpers;
 mod holds;
+mod idempotency;
+#[path = "../memory/idempotency_model.rs"]
+mod idempotency_model;
 mod idle_connections;
 mod ids;
 mod in_flight;
@@ -60,6 +63,9 @@ mod process_death;
 mod proxy;
 #[path = "../../../src/random.rs"]
 mod random;
+mod reservation_ids;
+#[path = "../memory/reservation_model.rs"]
+mod reservation_model;
 mod routes;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;
