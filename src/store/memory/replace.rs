@@ -153,6 +153,8 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         match tables.now.load().as_slice() {
             [one] => one.try_acquire(context),
             _ if is_uncommon(&context.options) => Err(NotDecided::NotApplicable),
+            // Without a guard it is an error, also if the limit does not apply.
+            tables if tables.iter().any(|table| table.is_held_until_end()) => Err(NotDecided::NotApplicable),
             tables => try_parts(tables, context, None).ok_or(NotDecided::NotApplicable),
         }
     }

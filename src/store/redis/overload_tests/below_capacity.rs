@@ -24,13 +24,15 @@ async fn all_decisions_below_capacity_are_answered() {
 }
 
 /// At 0.8 of the capacity nothing is shed. A hold and its settlement are two operations, and so are the start and the end of a
-/// request in flight. The server works on a decision of three limits three times as long. (The weights of windows and logs, which
-/// make calls smaller, are those of the algorithms; the service times are those of the simulation.)
+/// request in flight. The server works on a decision of three limits, or of a log, three times as long. (The weights of windows
+/// and logs, which make calls smaller, are those of the algorithms; the service times are those of the simulation.)
 #[tokio::test(start_paused = true)]
 async fn all_kinds_of_decisions_below_capacity_are_answered() {
     let window = Quota { units: 1_000_000, period: 60_000_000, form: Form::FixedWindow };
     let in_flight = Quota { form: Form::InFlight, ..QUOTA };
-    let [sliding, log] = [Form::SlidingWindow { blocks: 10 }, Form::SlidingLog].map(|form| Quota { form, ..window });
+    let sliding = Quota { form: Form::SlidingWindow { blocks: 10 }, ..window };
+    // The log of a large limit weighs so much that a call has one decision: a far server is then never at its capacity.
+    let log = Quota { units: 100, form: Form::SlidingLog, ..window };
     let once = |number: u64| AcquireOptions::default().once(&number.to_string(), 1, SPAN);
     let plain = |_| AcquireOptions::default();
     let kinds: [(&[Quota], fn(u64) -> AcquireOptions, u64, u64); 8] = [
@@ -38,7 +40,7 @@ async fn all_kinds_of_decisions_below_capacity_are_answered() {
         (&[QUOTA], once, 15, 50),
         (&[window], plain, 15, 50),
         (&[sliding], plain, 15, 50),
-        (&[log], plain, 15, 50),
+        (&[log], plain, 5, 150),
         (&[QUOTA, window, QUOTA], plain, 5, 150),
         (&[QUOTA, sliding, log], plain, 5, 150),
         (&[in_flight], |_| AcquireOptions::default().keep_guard(), 8, 50),
