@@ -69,23 +69,26 @@ fn settle(
         // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
         (actual > 0).then(|| client.send_charge(&hold.session, actual))
     };
-    // All are settled, also after an error.
-    let sent: Vec<_> = holds.iter().filter_map(send).collect();
-    let released: Vec<_> = holds.iter().map(|hold| client.limit_id(&hold.session.key)).collect();
-    let confirmed = match sent.into_iter().collect::<Result<Vec<_>, _>>() {
-        Err(error) => LimiterFuture::ready(Err(not_confirmed(error))),
-        Ok(replies) if replies.is_empty() => LimiterFuture::ready(Ok(())),
-        Ok(replies) => {
-            let deadline = client.config.deadline;
-            LimiterFuture::pending(async move {
-                let timer = sleep(deadline).ok_or_else(no_runtime).map_err(not_confirmed)?;
-                let message = || {
-                    format!("the call to Redis failed: no reply within the deadline of {deadline:?}; check the server")
-                };
-                let replies = async { join_all(replies).await.into_iter().collect() };
-                by_deadline(replies, timer, message).await.map_err(not_confirmed)
-            })
+    // All are settled, also after an error. A charge is not sent if its reply is dropped.
+    let (mut replies, mut refused) = (Vec::new(), Ok(()));
+    for sent in holds.iter().filter_map(send) {
+        match sent {
+            Ok(reply) => replies.push(reply),
+            Err(error) => refused = refused.and(Err(not_confirmed(error))),
         }
+    }
+    let released: Vec<_> = holds.iter().map(|hold| client.limit_id(&hold.session.key)).collect();
+    let confirmed = if replies.is_empty() {
+        LimiterFuture::ready(refused)
+    } else {
+        let deadline = client.config.deadline;
+        LimiterFuture::pending(async move {
+            let timer = sleep(deadline).ok_or_else(no_runtime).map_err(not_confirmed)?;
+            let message =
+                || format!("the call to Redis failed: no reply within the deadline of {deadline:?}; check the server");
+            let replies = async { join_all(replies).await.into_iter().collect::<Result<(), _>>() };
+            by_deadline(replies, timer, message).await.map_err(not_confirmed).and(refused)
+        })
     };
     confirmed.map_result(move |result| {
         capacity_released(released);

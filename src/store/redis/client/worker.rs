@@ -175,6 +175,9 @@ async fn wait_for_operations(queue: &OperationQueue, is_lone: bool) {
 
 /// Fails decisions that cannot be answered in time.
 fn drop_late(config: &ClientConfig, late: Vec<QueuedOperation>) {
+    if late.is_empty() {
+        return;
+    }
     config.health.record_shed(ShedCause::NotSent, late.len());
     let error = Error::unavailable(format!(
         "the decision was not sent to Redis, and nothing is charged: no reply can arrive within the deadline of {:?} at \

@@ -63,11 +63,13 @@ impl SlotMap {
         map.owners.resize(usize::from(SLOT_COUNT), 0);
         for range in array(reply)? {
             let [start, end, master, ..] = &array(&range)?[..] else { return None };
-            let slot = |value| from_redis_value_ref(value).ok().filter(|slot| *slot < SLOT_COUNT);
+            // The conversion to `u16` would cut a number that is too large.
+            let number = |value| u16::try_from(from_redis_value_ref::<i64>(value).ok()?).ok();
+            let slot = |value| number(value).filter(|slot| *slot < SLOT_COUNT);
             let (start, end) = (slot(start)?, slot(end)?);
             let [host, port, ..] = &array(master)?[..] else { return None };
             let host = from_redis_value_ref::<String>(host).ok().filter(|host| !host.is_empty() && *host != "?");
-            let address = (host.unwrap_or_else(|| asked_host.to_owned()), from_redis_value_ref(port).ok()?);
+            let address = (host.unwrap_or_else(|| asked_host.to_owned()), number(port)?);
             let node = map.index_of(&address);
             for slot in start..=end {
                 map.set_owner(slot, node);

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::config::{Lease, LeaseClock};
 use super::held_lease::{HeldLease, LeaseDue, Moved, Terms};
 use super::ledger::LeaseReport;
-use super::quota::{LeasedLimit, LeasedQuota};
+use super::quota::{LeasedLimit, LeasedQuota, QuotaFigures};
 use super::slot::LeaseSlot;
 use super::spending::LeasePart;
 use super::task::{LeaseRenewal, RenewalReply};
@@ -33,8 +33,8 @@ pub(crate) struct LeaseBook {
     hasher: DefaultHashBuilder,
     /// The fingerprint selects the set.
     sets: Box<[[LeaseSlot; SET]]>,
-    /// The quota of each slot's key. Empty if all limits have one quota for all keys.
-    pub(super) quotas: Box<[ArcSwapOption<LeasedQuota>]>,
+    /// The figures of the quota of each slot's key. Empty if all limits have one quota for all keys.
+    pub(super) quotas: Box<[ArcSwapOption<QuotaFigures>]>,
     pub(super) leases: Mutex<Leases>,
     /// The slots that became due since the last look.
     due: Mutex<Vec<u32>>,

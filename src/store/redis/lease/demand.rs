@@ -122,7 +122,7 @@ impl LeaseBook {
             return slot.is_leased();
         }
         if let Some(of_slot) = self.quotas.get(index as usize) {
-            of_slot.store(Some(Arc::clone(&quota)));
+            of_slot.store(Some(Arc::new(quota.figures)));
         }
         let counted_at = slot.lease(decisions.saturating_mul(part.cost), self.terms.duration);
         leases.insert(index, HeldLease::new(key, quota, part.cost, counted_at));

@@ -101,8 +101,8 @@ impl LeaseBook {
     /// Returns the figures of a limit whose quota the key chooses. Beside the begin of a lease the slot may have the quota of
     /// another key: the figures are estimates anyway.
     pub(super) fn figures_of_slot(&self, index: u32) -> QuotaFigures {
-        let quota = self.quotas.get(index as usize).map(ArcSwapOption::load);
-        quota.and_then(|quota| quota.as_ref().map(|quota| quota.figures)).unwrap_or_default()
+        let figures = self.quotas.get(index as usize).map(ArcSwapOption::load);
+        figures.and_then(|figures| figures.as_deref().copied()).unwrap_or_default()
     }
 }
 
