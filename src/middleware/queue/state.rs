@@ -321,6 +321,8 @@ impl Queue {
         let decision = if *decided_for == class.key { decision } else { decision.most_restrictive_only() };
         let own = match decision.verdict() {
             Verdict::ExceedsLimit => return Some(decision),
+            // Until a request ends, as a limit on requests in flight says.
+            Verdict::Allowed if self.forecast.is_unknown() => Duration::from_secs(1),
             Verdict::Allowed => Duration::ZERO,
             Verdict::AllowedAfter(wait) | Verdict::Denied { retry_after: wait } => wait,
         };

@@ -53,8 +53,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     pub(super) fn settle_id(&self, key: &Key, id: ReservationId, actual: Costs) -> Result<(), Error> {
         id.check()?;
         self.check_units(&actual.into())?;
-        let (shared, now) = (self.shared(), self.now());
+        let shared = self.shared();
         let mut records = shared.reservations.lock();
+        let now = self.now();
         shared.end_expired(&mut records, now);
         records.forget_old(now);
         let charge = HeldCharge::Actual(actual);
@@ -162,9 +163,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
 
     #[cold]
     fn end_if_due(&self) {
-        let now = read_clock(&self.clock);
-        if self.reservations.is_due(now) {
-            self.end_expired(&mut self.reservations.lock(), now);
+        if self.reservations.is_due(read_clock(&self.clock)) {
+            // Read again under the lock: a time from before looks like a step back to an id that was recorded meanwhile.
+            let mut records = self.reservations.lock();
+            self.end_expired(&mut records, read_clock(&self.clock));
         }
     }
 

@@ -217,7 +217,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// - There is no limit, or there are more than [`Redis::MAX_LIMITS`].
     /// - Two limits have the same name, or a name is empty.
     /// - `max_reservation_ids` is out of range.
-    /// - The deadline is zero, or `hold_expiry` is below 100 ms or above 24 hours.
+    /// - The deadline is zero or above 24 hours, or `hold_expiry` is below 100 ms or above 24 hours.
     /// - The secret is too short.
     /// - A [`lease`](Self::lease) has an invalid duration, share or margin, or the limits do not support leases: also a
     ///   fixed cost above an eighth of what leases may hold.

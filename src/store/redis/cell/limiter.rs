@@ -202,7 +202,7 @@ impl RedisCellBuilder {
     ///
     /// - The period is not whole seconds, or the quota is above one request per microsecond.
     /// - The burst is zero, or refills in more than a hundred years.
-    /// - The name is empty, the deadline is zero, or the secret is too short.
+    /// - The name is empty, the deadline is zero or above 24 hours, or the secret is too short.
     /// - The server is a cluster.
     pub fn build(self) -> Result<RedisCell, Error> {
         let Settings { server, name, prefix, deadline, secret, observers, .. } = &self.settings;
