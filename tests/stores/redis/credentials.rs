@@ -68,9 +68,10 @@ impl Vault {
                 if password.is_empty() {
                     return Err("the vault is sealed".into());
                 }
-                let credentials = match vault.is_named {
-                    true => RedisCredentials::new("app", password),
-                    false => RedisCredentials::password(password),
+                let credentials = if vault.is_named {
+                    RedisCredentials::new("app", password)
+                } else {
+                    RedisCredentials::password(password)
                 };
                 Ok(lifetime.map_or(credentials.clone(), |lifetime| credentials.expires_in(lifetime)))
             }

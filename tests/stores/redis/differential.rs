@@ -505,7 +505,10 @@ fn advance(clock: &ManualClock, random: &mut Random, wait: Option<Duration>, tra
     let wait = wait.filter(|wait| *wait < LONG && random.below(4) == 0);
     if trace == Trace::Ids {
         let spans = wait.map(|wait| wait.as_micros().div_ceil(ID_SPAN.as_micros()));
-        let spans = spans.map_or_else(|| random.choose(&[0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 4, 20]), |spans| spans as u32);
+        let spans = spans.map_or_else(
+            || random.choose(&[0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 4, 20]),
+            |spans| u32::try_from(spans).unwrap_or(u32::MAX),
+        );
         return clock.advance(ID_SPAN * spans);
     }
     if let Some(wait) = wait {
@@ -587,6 +590,7 @@ fn quotas() -> [Quota; 3] {
 
 /// Compares the redis-cell module with a bucket on a trace without refill, because the module uses the server's clock.
 #[tokio::test]
+#[allow(clippy::useless_vec, reason = "the macro makes lists")]
 async fn cell_module_agrees_with_a_bucket_up_to_whole_seconds() {
     const SECOND: Duration = Duration::from_secs(1);
     let server = cell::with_module();

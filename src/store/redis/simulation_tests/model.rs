@@ -241,7 +241,9 @@ impl Store {
             // The client reads whether the limits can schedule a later start, and uses it for limits with delays only.
             reply.results.push(1.0);
         }
-        parts.iter().for_each(|part| self.push_view(part.key, run, reply));
+        for part in parts {
+            self.push_view(part.key, run, reply);
+        }
         execution.verdict = if verdicts.contains(&-1) {
             Verdict::ExceedsLimit
         } else {
