@@ -211,7 +211,7 @@ fn scripted(
 }
 
 /// The usual GCRA script: reads the server's time and one number, and writes one number.
-const PLAIN_SCRIPT: &str = "
+pub(super) const PLAIN_SCRIPT: &str = "
         local time = redis.call('TIME')
         local now = time[1] * 1000000 + time[2]
         local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])

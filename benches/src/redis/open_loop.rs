@@ -9,6 +9,8 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::{Instant, sleep, timeout};
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Quota, Redis, RedisServer};
 
+use super::competitors::PLAIN_SCRIPT;
+
 /// A limit whose remaining tokens count all charges of a run exactly: the first token returns after an hour.
 const COUNTING: Quota = Quota::per_hour(1);
 const BURST: u64 = 1_000_000;
@@ -101,19 +103,6 @@ pub(crate) async fn load_plain(
     (rate, span): (u32, Duration),
 ) -> Goodput {
     const HOUR: u64 = 3_600_000_000;
-    const SCRIPT: &str = "
-        local time = redis.call('TIME')
-        local now = time[1] * 1000000 + time[2]
-        local interval, burst = tonumber(ARGV[1]), tonumber(ARGV[2])
-        local tat = tonumber(redis.call('GET', KEYS[1]) or now)
-        if tat < now then tat = now end
-        local after = tat + interval
-        local allow_at = after - burst * interval
-        if now < allow_at then
-            return { 0, string.format('%.0f', allow_at - now) }
-        end
-        redis.call('SET', KEYS[1], string.format('%.0f', after), 'PX', math.ceil((after - now) / 1000))
-        return { 1, string.format('%.0f', after - now) }";
     let connect = |address: &str| {
         let client = Client::open(address).expect("an address");
         async move {
@@ -122,7 +111,8 @@ pub(crate) async fn load_plain(
         }
     };
     let (mut direct, linked) = (connect(to_server).await, connect(to_link).await);
-    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(SCRIPT).query_async(&mut direct).await.expect("a hash");
+    let hash: String =
+        redis::cmd("SCRIPT").arg("LOAD").arg(PLAIN_SCRIPT).query_async(&mut direct).await.expect("a hash");
     let call = |key: String, interval: u64, connection: &MultiplexedConnection| {
         let (hash, mut connection) = (hash.clone(), connection.clone());
         let command = redis::cmd("EVALSHA").arg(hash).arg(1).arg(key).arg(interval).arg(BURST).to_owned();
