@@ -51,9 +51,9 @@ impl Deployment {
                 }
                 full
             }
-            Servers::Sentinel => Running::Sentinel(SentinelDeployment::start()),
+            Servers::Sentinel => Running::Sentinel(SentinelDeployment::with_elections()),
             Servers::Cluster => {
-                Running::Cluster(Cluster::with_replicas(), std::array::from_fn(|index| [index, MASTERS + index]))
+                Running::Cluster(Cluster::with_elections(), std::array::from_fn(|index| [index, MASTERS + index]))
             }
         };
         Self { servers, certificates, _neighbour: neighbour, losses }

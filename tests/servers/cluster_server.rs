@@ -29,9 +29,18 @@ impl Cluster {
         cluster
     }
 
-    /// Starts three masters with one replica each.
+    /// Starts three masters with one replica each, which takes over by `Server::take_over`.
     pub(crate) fn with_replicas() -> Self {
-        let cluster = Self { nodes: (0..2 * MASTERS).map(|_| Server::node_with(&[])).collect() };
+        Self::replicated(&[])
+    }
+
+    /// Starts three masters with one replica each, which is elected two seconds after its master's last answer.
+    pub(crate) fn with_elections() -> Self {
+        Self::replicated(&["--cluster-node-timeout", "2000"])
+    }
+
+    fn replicated(arguments: &[&str]) -> Self {
+        let cluster = Self { nodes: (0..2 * MASTERS).map(|_| Server::node_with(arguments)).collect() };
         cluster.meet(MASTERS);
         for master in 0..MASTERS {
             let id = cluster.id(master);

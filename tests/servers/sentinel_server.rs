@@ -22,7 +22,7 @@ impl Sentinel {
         let (folder, port) = (Folder::new("sentinel"), free_port());
         let settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 2\n\
-             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n{settings}",
+             sentinel down-after-milliseconds mymaster 60000\n{settings}",
             folder.path().display(),
             master.port_of_servers()
         );
@@ -58,8 +58,16 @@ pub(crate) struct SentinelDeployment {
 }
 
 impl SentinelDeployment {
+    /// Starts the deployment. No Sentinel takes the master for failed within a minute: a stall of the machine is no fault.
+    /// Tests call `fail_over`.
     pub(crate) fn start() -> Self {
         Self::with(Server::with, String::new, None)
+    }
+
+    /// Starts the deployment. The replica is elected half a second after the master's last answer.
+    pub(crate) fn with_elections() -> Self {
+        let settings = "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 4000\n";
+        Self::with(Server::with, || settings.to_owned(), None)
     }
 
     /// Starts the deployment with these servers, settings and password.
@@ -91,6 +99,11 @@ impl SentinelDeployment {
         }
     }
 
+    /// Makes the replica the master, without an election.
+    pub(crate) fn fail_over(&self) {
+        fail_over(&self.sentinels[0], &self.replica);
+    }
+
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.sentinels.iter().map(|sentinel| format!("redis://127.0.0.1:{}", sentinel.port)).collect()
     }
@@ -98,4 +111,13 @@ impl SentinelDeployment {
     pub(crate) fn open(&self) -> RedisServer {
         RedisServer::sentinel(self.addresses(), "mymaster").expect("addresses")
     }
+}
+
+/// Makes the replica the master, without an election.
+pub(crate) fn fail_over(sentinel: &Sentinel, replica: &Server) {
+    // The replica's last reply to the Sentinel may be too old for a moment.
+    wait_until("the Sentinel begins the fail-over", || {
+        sentinel.command(&["SENTINEL", "FAILOVER", "mymaster"]).starts_with("+OK")
+    });
+    wait_until("the replica has taken over", || replica.is_master());
 }

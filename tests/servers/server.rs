@@ -31,9 +31,11 @@ impl Server {
     }
 
     /// Starts a node that has not joined a cluster yet.
+    ///
+    /// By default, the others do not take it for failed within a minute: a stall of the machine is no fault.
     pub(crate) fn node_with(arguments: &[&str]) -> Self {
         let of_cluster = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
-        let in_time = ["--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0"];
+        let in_time = ["--cluster-node-timeout", "60000", "--repl-diskless-sync-delay", "0"];
         Self::with(&[&of_cluster, &in_time, arguments].concat())
     }
 
@@ -185,6 +187,13 @@ impl Server {
 
     pub(crate) fn is_master(&self) -> bool {
         self.command(&["ROLE"]).contains("\r\nmaster\r\n")
+    }
+
+    /// Makes this replica the master of its part of a cluster, without an election.
+    pub(crate) fn take_over(&self) {
+        let reply = self.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+        assert!(reply.starts_with("+OK"), "{reply}");
+        wait_until("the replica has taken over", || self.is_master());
     }
 
     pub(crate) fn is_replica_in_sync(&self) -> bool {

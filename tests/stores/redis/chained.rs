@@ -15,7 +15,7 @@ use tower_ratelimit::limiter::{Chained, LimiterFuture, Outcome};
 use tower_ratelimit::store::RedisLimit;
 use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Limit, Limiter, Quota, Redis, RedisServer};
 
-use crate::cluster_server::Cluster;
+use crate::cluster_server::{Cluster, MASTERS};
 use crate::helpers::{LONG_DEADLINE, acquire, is_allowed, redis_limiter};
 use crate::load::{DEADLINE, Load, all_answered};
 
@@ -207,6 +207,8 @@ async fn killed_master_delays_no_request_and_leaves_no_charge() {
     sleep(Duration::from_millis(300)).await;
     let began = Instant::now();
     cluster.nodes[node].kill();
+    load.until_failed("a master is killed").await;
+    cluster.nodes[MASTERS + node].take_over();
     all_answered(&all).await;
     sleep(Duration::from_millis(300)).await;
     let samples = load.report("kill -9 of a master, chained", began).await;

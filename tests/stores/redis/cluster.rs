@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tower_ratelimit::key::{EncodeKey, KeyWriter};
 use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisCell, RedisServer};
 
-use crate::cluster_server::Cluster;
+use crate::cluster_server::{Cluster, MASTERS};
 use crate::helpers::{AMPLE, LONG_DEADLINE, acquire, is_allowed, redis_limiter};
 use crate::load::{DEADLINE, Load, all_answered};
 use crate::server::Server;
@@ -222,6 +222,8 @@ async fn killed_master_is_replaced_by_its_replica() {
     let (limiter, load) = loaded(&cluster, DEADLINE).await;
     let began = Instant::now();
     cluster.nodes[0].kill();
+    load.until_failed("a master is killed").await;
+    cluster.nodes[MASTERS].take_over();
     all_answered(&limiter).await;
     let samples = load.report("kill -9 of a master", began).await;
     assert!(samples.iter().any(|sample| !sample.answered));

@@ -39,11 +39,8 @@ impl Deployments {
         if std::env::var_os("ONLY_SINGLE_REDIS").is_some() {
             return Self { alone: Server::start(), others: None };
         }
-        // A fail-over, which loses usage, after a stall of the machine would fail the tests: none within a minute.
-        let patient = || "sentinel down-after-milliseconds mymaster 60000\n".to_owned();
-        let watched = move || SentinelDeployment::with(Server::with, patient, None);
         thread::scope(|scope| {
-            let (cluster, sentinel) = (scope.spawn(Cluster::start), scope.spawn(watched));
+            let (cluster, sentinel) = (scope.spawn(Cluster::start), scope.spawn(SentinelDeployment::start));
             let alone = Server::start();
             let one_node = Cluster::masters(1, |_| Server::node_with(&[]));
             let (cluster, sentinel) = (cluster.join().expect("a cluster"), sentinel.join().expect("Sentinels"));

@@ -245,7 +245,7 @@ async fn sentinels_and_master_work_over_tls() {
     assert!(health_check_error(open()).await.contains("UnknownIssuer"));
     // The new master has TLS as well.
     deployment.master.kill();
-    wait_until("the replica has taken over", || deployment.replica.command(&["ROLE"]).contains("master"));
+    deployment.fail_over();
     let limiter = redis_limiter::<u64>(
         open().with_tls(&certificates.trusted()).expect("certificates"),
         "api",
