@@ -121,7 +121,7 @@ struct Sums {
     surcharge: u64,
 }
 
-/// The part of the expiry after which an update without an end is sent again.
+/// The part of the expiry after which an update is sent again, if it has no end or has failed.
 const UPDATE_PATIENCE: u32 = 6;
 
 /// The sums that one update carries.
@@ -314,8 +314,8 @@ impl Session {
         state.updating_since = Instant::now();
     }
 
-    /// Ends an update in flight. The next update waits: after a lost one twice as long each time, up to a third of the
-    /// expiry.
+    /// Ends an update in flight. The next update waits: after a lost one twice as long each time, up to a sixth of the
+    /// expiry: several fit between the first one and the expiry.
     pub(super) fn end_update(&self, end: UpdateEnd, tick: Duration, expiry: Duration) {
         let mut state = self.state();
         state.updates -= 1;
@@ -324,7 +324,7 @@ impl Session {
         }
         if state.failures > 0 || end == UpdateEnd::NotSent {
             let pause = tick * 2_u32.saturating_pow(state.failures.clamp(1, 8) - 1);
-            state.retry_at = Instant::now() + pause.min(expiry / 3);
+            state.retry_at = Instant::now() + pause.min(expiry / UPDATE_PATIENCE);
         }
     }
 

@@ -3,6 +3,7 @@
 mod below_capacity;
 mod clock;
 mod lost_replies;
+mod outages;
 mod renewals;
 mod rows;
 

@@ -56,6 +56,17 @@ impl World {
         state.server.begin_fault(now, FaultKind::Pause, now + micros);
     }
 
+    /// Sets whether the server rejects all calls.
+    pub(crate) fn reject(&self, rejects: bool) {
+        let mut state = self.state();
+        let now = state.now();
+        if rejects {
+            state.server.begin_fault(now, FaultKind::OutOfMemory, now);
+        } else {
+            state.server.end_fault(now, FaultKind::OutOfMemory);
+        }
+    }
+
     /// Sets the server's clock forward or back.
     pub(crate) fn step_clock(&self, micros: i64) {
         self.state().server.step_clock(micros);
