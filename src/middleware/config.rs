@@ -10,7 +10,7 @@ use super::request_end::RequestEnd as _;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::key::{ExtractKey as _, MissingKey};
-use crate::limiter::{Held, Outcome};
+use crate::limiter::{Held, LimitOfKey, Limiter, LimitsOfKey, Outcome};
 use crate::observe::{Event, FirstRequests, Observers};
 use crate::read_ahead;
 use crate::response::{Rejection, Respond as _};
@@ -83,8 +83,18 @@ pub(crate) fn acquire_options<Request, P: Parts<Request>>(
 pub(crate) fn first_delay<Request, P: Parts<Request>>(
     config: &ConfigOf<Request, P>,
     request: &Request,
+    key: &P::Key,
 ) -> Option<Duration> {
-    config.wait.first_delay.or_else(|| config.responder.client_timeout(request))
+    let timeout = || config.responder.client_timeout(request).filter(|_| are_queues(key, &config.limiter));
+    config.wait.first_delay.or_else(timeout)
+}
+
+/// Whether all limits of a key are queues. Any other limit that schedules would let a request wait that accepts a delay.
+fn are_queues<Key: ?Sized>(key: &Key, limiter: &impl Limiter<Key>) -> bool {
+    let (mut queues, mut others) = (0, 0);
+    let mut count = |limit: LimitOfKey<'_>| *(if limit.max_waiting.is_some() { &mut queues } else { &mut others }) += 1;
+    limiter.limits_of(key, &mut LimitsOfKey::new(&mut count));
+    queues > 0 && others == 0
 }
 
 /// Lets the responder emit warnings when the service has responded, if there are observers.

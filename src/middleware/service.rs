@@ -90,7 +90,7 @@ where
             return call_without_key(&mut self.inner, config, request, extracted);
         };
         let cost = config.cost_policy.cost(&request);
-        let mut first_delay = first_delay::<Request, (S, K, A, R, T, E)>(config, &request);
+        let mut first_delay = first_delay::<Request, (S, K, A, R, T, E)>(config, &request, key);
         if config.wait.queues.is_active() {
             if let Some(queue) = existing_queue::<Request, (S, K, A, R, T, E)>(config, key) {
                 return call_behind_others(&mut self.inner, config, request, extracted, cost, queue);
@@ -183,7 +183,8 @@ fn call_behind_others<Request: 'static, P: Parts<Request>>(
     queue: u64,
 ) -> ResponseFuture<Request, P> {
     let Extracted::Key(key) = extracted else { return call_without_key(inner, config, request, extracted) };
-    let options = acquire_options::<Request, P>(config, &request, cost, first_delay::<Request, P>(config, &request));
+    let first_delay = first_delay::<Request, P>(config, &request, &key);
+    let options = acquire_options::<Request, P>(config, &request, cost, first_delay);
     match join_existing::<Request, P>(config, &request, key, options, queue) {
         Ok(Ok(waiting)) => {
             let deferred = deferred_unready(inner, config, request, cost);

@@ -9,7 +9,8 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
 use tower_ratelimit::response::{BoxError, ByContentType, Grpc};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limiter, Quota, RateLimitLayer, TokioClock,
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer,
+    TokioClock,
 };
 
 use crate::random::Random;
@@ -91,6 +92,31 @@ async fn start_after_the_grpc_timeout_goes_to_the_next_call() {
     assert_eq!(call(service.clone(), with_timeout("")).await, (true, Duration::ZERO));
     assert_eq!(call(service.clone(), with_timeout("99m")).await, (false, Duration::ZERO));
     assert_eq!(call(service.clone(), with_timeout("100m")).await, (true, ms(100)));
+}
+
+/// Without `max_wait` only a queue among the algorithms lets requests wait, whatever deadlines clients send.
+#[tokio::test(start_paused = true)]
+async fn grpc_timeout_without_max_wait_makes_no_queue() {
+    let queue = || LeakyQueue::new(Quota::per_second(1)).max_waiting(5);
+    let both = Memory::builder((Limit::new("queue", queue()), Limit::new("bucket", one_per_second())));
+    let both = BoxLimiter::new(both.clock(TokioClock::new()).build().expect("limits"));
+    for (name, limiter) in [
+        ("a bucket", memory(one_per_second())),
+        ("a window", memory(FixedWindow::new(Quota::per_second(1)))),
+        ("a queue and a bucket", both),
+    ] {
+        let service = page_layer(limiter).responder(Grpc::new()).layer(pages());
+        assert_eq!(call(service.clone(), with_timeout("10S")).await, (true, Duration::ZERO), "{name}");
+        let with_deadline = spawn(call(service.clone(), with_timeout("10S")));
+        tokio::task::yield_now().await;
+        let others: Vec<_> = (0..20).map(|_| spawn(call(service.clone(), with_timeout("")))).collect();
+        for denied in others.into_iter().chain([with_deadline]) {
+            assert_eq!(denied.await.expect("no panic"), (false, Duration::ZERO), "{name}");
+        }
+    }
+    let service = layer(queue()).layer(pages());
+    assert!(call(service.clone(), with_timeout("")).await.0);
+    assert_eq!(call(service, with_timeout("10S")).await, (true, SECOND), "a queue");
 }
 
 #[tokio::test(start_paused = true)]
