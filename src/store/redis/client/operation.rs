@@ -143,6 +143,9 @@ impl QueuedOperation {
 
     /// Completes the operation after a call without a result.
     pub(crate) fn fail(self, failure: &Failure) {
+        if let (OperationKind::Update(update), true) = (&self.kind, failure.is_rejected) {
+            update.reject();
+        }
         let may_be_held = !failure.is_rejected && matches!(self.kind, OperationKind::Hold(_, _, Some(_)));
         let error = failure.error.clone();
         self.complete(Err(if may_be_held { hold_unknown(error) } else { error }));

@@ -23,6 +23,8 @@ enum Meaning {
     Connection,
     /// The server makes no decisions now.
     Server,
+    /// A proxy has lost the server. The call may have run.
+    Proxy,
     /// The server works. The call may have run in part.
     Call,
 }
@@ -41,7 +43,7 @@ impl Failure {
     fn classified(what: &str, error: RedisError, address: &str) -> Self {
         let (meaning, cause) = classify(&error);
         // An error without a code is not from the server.
-        let is_rejected = error.code().is_some() && meaning != Meaning::Call;
+        let is_rejected = error.code().is_some() && matches!(meaning, Meaning::Connection | Meaning::Server);
         Self {
             error: Error::unavailable(format!("{what} to Redis ({address}) failed: {cause}")).with_source(error),
             reconnect: meaning == Meaning::Connection,
@@ -142,13 +144,13 @@ fn classify_code(code: &str, detail: &str) -> (Meaning, &'static str) {
         }
         "WRONGTYPE" => (Meaning::Call, "a key of the limiter holds another type; choose another prefix"),
         "ERR" if has(&["upstream", "connection refused", "connection timed out", "server closed", "no route"]) => {
-            (Meaning::Server, "a proxy cannot reach the server; see the source of this error")
+            (Meaning::Proxy, "a proxy cannot reach the server; see the source of this error")
         }
         "UNKILLABLE" | "NOPROTO" | "ERR" => {
             (Meaning::Call, "the server rejected the limiter's command; see the source of this error")
         }
         _ if code.eq_ignore_ascii_case("upstream") || detail.contains("upstream") => {
-            (Meaning::Server, "a proxy cannot reach the server; see the source of this error")
+            (Meaning::Proxy, "a proxy cannot reach the server; see the source of this error")
         }
         _ => (Meaning::Call, "the server returned an error; see the source of this error"),
     }

@@ -165,6 +165,12 @@ impl HoldRegistry {
         }
     }
 
+    /// Plans a charge again.
+    fn charge_not_sent(self: &Arc<Self>, session: &Arc<Session>, cost: u64) {
+        session.charge_not_sent(cost, self.tick(), self.expiry);
+        self.track(session);
+    }
+
     /// Queues an update, which has a clone of `in_flight` until it ends. If the update cannot be queued, the session is still
     /// in the schedule.
     pub(crate) fn send_update(
@@ -241,11 +247,12 @@ impl RenewalTask {
             for (session, due) in due {
                 match due {
                     SessionDue::Charge(cost) => {
-                        // Tried once: a charge without a reply may have been applied, and a second one could charge
+                        // Sent once: a charge without a reply may have been applied, and a second one could charge
                         // twice.
-                        if let Ok(reply) = transport.send_charge(&session, cost) {
+                        match transport.send_charge(&session, cost) {
                             // A charge whose future is dropped is not sent.
-                            tokio::spawn(reply);
+                            Ok(reply) => drop(tokio::spawn(reply)),
+                            Err(_) => self.registry.charge_not_sent(&session, cost),
                         }
                     }
                     SessionDue::Update => drop(self.registry.send_update(&*transport, &session, Some(&in_flight))),

@@ -95,8 +95,11 @@ struct SessionState {
     acknowledged: Sums,
     /// The surcharges in any update that was sent: the server may have applied them.
     sent_surcharge: u64,
-    /// Surcharges that are charged without the session, because it is over.
+    /// The number of updates that were sent.
+    sent_updates: u64,
+    /// Surcharges that are charged without the session, because it is over, and since when there are some.
     detached_surcharge: u64,
+    detached_at: Instant,
     /// Updates that were queued and have not ended, and when the last one was queued.
     updates: usize,
     updating_since: Instant,
@@ -129,6 +132,8 @@ const UPDATE_PATIENCE: u32 = 6;
 pub(super) struct SessionSnapshot {
     sums: Sums,
     surcharge_before: u64,
+    /// The number of the update.
+    number: u64,
     held: u64,
     ends: bool,
     sent_at: Instant,
@@ -155,7 +160,9 @@ impl Session {
             settled: Sums::default(),
             acknowledged: Sums::default(),
             sent_surcharge: 0,
+            sent_updates: 0,
             detached_surcharge: 0,
+            detached_at: now,
             updates: 0,
             updating_since: now,
             phase: Phase::New,
@@ -269,20 +276,22 @@ impl Session {
             let held = overdue.remove();
             state.settle(held, 0);
         }
-        let surcharge = std::mem::take(&mut state.detached_surcharge);
         // An update in a runtime that is parked does not end. The reply to any other one may bring a surcharge.
         let has_update = state.updates > 0 && now < state.updating_since + expiry * 2;
         // The server has settled an idle session on expiry by then.
         let has_ended = !has_update && (state.phase.is_over() || now > state.renewed_at + expiry * 2);
         state.visited_at = None;
-        if surcharge == 0 && state.is_idle() && has_ended {
+        if state.detached_surcharge == 0 && state.is_idle() && has_ended {
             return (None, None);
         }
         let next = state.next_visit(now, expiry);
-        let (due, next) = match surcharge {
-            0 if next > now => (None, next),
-            0 => (Some(SessionDue::Update), now + expiry / UPDATE_PATIENCE),
-            surcharge => (Some(SessionDue::Charge(surcharge)), next),
+        let (due, next) = if next > now {
+            (None, next)
+        } else if state.detached_surcharge == 0 {
+            (Some(SessionDue::Update), now + expiry / UPDATE_PATIENCE)
+        } else {
+            let surcharge = std::mem::take(&mut state.detached_surcharge);
+            (Some(SessionDue::Charge(surcharge)), state.next_visit(now, expiry))
         };
         state.visited_at = Some(next);
         (due, Some(next))
@@ -336,6 +345,7 @@ impl Session {
         }
         let surcharge_before = state.sent_surcharge;
         state.sent_surcharge = state.settled.surcharge;
+        state.sent_updates += 1;
         // The entry must outlive an unconfirmed surcharge: without the entry the server cannot know whether it applied
         // it.
         let is_confirmed = state.acknowledged.surcharge == state.settled.surcharge;
@@ -343,8 +353,26 @@ impl Session {
         if ends {
             state.phase = state.phase.closed();
         }
-        let (sums, held) = (state.settled, state.held);
-        Some(SessionSnapshot { sums, surcharge_before, held, ends, sent_at: Instant::now() })
+        let (sums, number, held) = (state.settled, state.sent_updates, state.held);
+        Some(SessionSnapshot { sums, surcharge_before, number, held, ends, sent_at: Instant::now() })
+    }
+
+    /// The server has rejected an update, so it has not applied the surcharges that only this update carried.
+    pub(super) fn update_rejected(&self, snapshot: &SessionSnapshot) {
+        let mut state = self.state();
+        if state.sent_updates == snapshot.number {
+            state.sent_surcharge = snapshot.surcharge_before;
+        }
+    }
+
+    /// A surcharge was not sent. The session charges it later, but not for longer than the expiry: a dropped limiter must
+    /// not wait for a server that is gone.
+    pub(super) fn charge_not_sent(&self, surcharge: u64, tick: Duration, expiry: Duration) {
+        let mut state = self.state();
+        if state.detached_at.elapsed() < expiry {
+            state.detached_surcharge = state.detached_surcharge.saturating_add(surcharge);
+            state.retry_at = Instant::now() + tick;
+        }
     }
 
     /// The server has applied an update, and does not count the part `uncounted` of the held costs. Returns by how much
@@ -385,7 +413,7 @@ impl Session {
             return 0;
         }
         let unsent_before = snapshot.sums.surcharge - snapshot.surcharge_before;
-        state.detached_surcharge = state.detached_surcharge.saturating_add(unsent_before);
+        state.detach(unsent_before);
         state.lose();
         0
     }
@@ -403,7 +431,9 @@ impl SessionState {
 
     /// Returns when the next work is due, which may be now.
     fn next_visit(&self, now: Instant, expiry: Duration) -> Instant {
-        let next = if self.detached_surcharge > 0 || self.phase.is_over() && self.is_idle() && self.updates == 0 {
+        let next = if self.detached_surcharge > 0 {
+            self.retry_at
+        } else if self.phase.is_over() && self.is_idle() && self.updates == 0 {
             now
         } else if self.phase.is_over() {
             // The ends of its guards and updates move the visit.
@@ -422,7 +452,7 @@ impl SessionState {
         self.guards -= 1;
         self.held = self.held.saturating_sub(held);
         if self.phase.is_over() {
-            self.detached_surcharge = self.detached_surcharge.saturating_add(surcharge);
+            self.detach(surcharge);
             return;
         }
         let settled = &mut self.settled;
@@ -440,10 +470,16 @@ impl SessionState {
     /// it.
     fn lose(&mut self) {
         if !self.phase.is_over() {
-            let unsent = self.settled.surcharge - self.sent_surcharge;
-            self.detached_surcharge = self.detached_surcharge.saturating_add(unsent);
+            self.detach(self.settled.surcharge - self.sent_surcharge);
         }
         self.phase = Phase::Over;
+    }
+
+    fn detach(&mut self, surcharge: u64) {
+        if self.detached_surcharge == 0 {
+            (self.detached_at, self.retry_at) = (Instant::now(), Instant::now());
+        }
+        self.detached_surcharge = self.detached_surcharge.saturating_add(surcharge);
     }
 }
 

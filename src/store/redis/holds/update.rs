@@ -39,6 +39,13 @@ impl SessionUpdate {
         self.snapshot.map(|snapshot| snapshot.encode(self.session.id))
     }
 
+    /// The server has replied that it has run nothing of the call.
+    pub(crate) fn reject(&self) {
+        if let Some(snapshot) = &self.snapshot {
+            self.session.update_rejected(snapshot);
+        }
+    }
+
     /// Records the reply: whether the server has an entry for the session, and which part of the costs in flight it
     /// does not count.
     pub(crate) fn finish(mut self, is_known: bool, uncounted: u64) {
