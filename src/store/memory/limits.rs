@@ -6,9 +6,10 @@ use super::limit_table::LimitTable;
 use super::part::LimitPart;
 use super::plain::{self, PlainLimit};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
+use crate::algorithm::Algorithm as _;
 use crate::decision::{Decision, Detail, Verdict};
 use crate::error::Error;
-use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
+use crate::limit::{AlgorithmSelector, IntoLimit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::Held;
 use crate::store::inner::check_limits;
 
@@ -101,15 +102,26 @@ where
 macro_rules! charge_plain {
     ($all:literal, $tables:expr, $context:expr, $error:expr, $($limit:ident $keys:ident $charged:ident $index:tt),+) => {{
         // Functions of users run before any lock.
-        $(let $limit = PlainLimit::new::<$all>(&$tables.$index, $context).ok_or($error)?;)+
+        #[allow(unused_mut, reason = "only requests of all kinds borrow")]
+        $(let mut $limit = PlainLimit::new::<$all>(&$tables.$index, $context).ok_or($error)?;)+
         $(let mut $keys = $limit.as_ref().map(|limit| limit.lock());)+
         let mut last = 0;
         $(last = last.max($keys.as_ref().map_or(0, |keys| keys.last_decided_at()));)+
         let read = $context.now;
         let now = if read.as_micros() < last { read_clock($context.clock) } else { read };
         $(if let Some(keys) = &mut $keys { keys.set_last_decided_at(now); })+
+        if $all {
+            let mut borrows = false;
+            $(borrows |= PlainLimit::borrows($limit.as_ref(), &$tables.$index, $keys.as_mut(), now).ok_or($error)?;)+
+            // A decision that lists limits lists the share, too: by the transaction.
+            let lists = $context.options.lists_all(Verdict::Allowed) $(|| $tables.$index.limit.is_shadow())+;
+            if borrows && (lists || !(false $(|| $limit.as_ref().is_some_and(PlainLimit::lends))+)) {
+                return Err($error);
+            }
+            $(if let Some(limit) = &mut $limit { limit.borrows = borrows; })+
+        }
         $(let $charged = match (&$limit, &mut $keys) {
-            (Some(limit), Some(keys)) => Some(limit.decide::<$all>(keys, now).ok_or($error)?),
+            (Some(limit), Some(keys)) if !limit.is_borrowed() => Some(limit.decide::<$all>(keys, now).ok_or($error)?),
             _ => None,
         };)+
         $(let $charged = match (&$limit, $charged) {
@@ -184,7 +196,9 @@ macro_rules! tuple {
                 mut held: Option<&mut Held>,
             ) -> Option<Decision> {
                 // Without holds: row "shadow" of benches/figures.md, 1.5 times as long by the chain.
-                if held.is_none() {
+                let holds = context.options.hold
+                    $(|| <$L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END)+;
+                if !holds {
                     let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, context, (),
                         $($limit $keys $charged $index),+)))();
                     let (now, ($($charged,)+)) = charged.ok()?;

@@ -166,6 +166,8 @@ pub(super) struct PlainLimit<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
     pub(super) options: ChargeOptions,
     pub(super) chosen: C::Selected<'a>,
     pub(super) kept_free: Option<u64>,
+    /// The request borrows from the common limits: its share does not apply, or does not allow it now.
+    pub(super) borrows: bool,
     key: PhantomData<fn(&Key)>,
 }
 
@@ -188,7 +190,7 @@ where
         }
         let Some(hash) = limit.key_hash(context.key, context.hasher) else {
             // A request to which the share does not apply borrows.
-            return (limit.limit.share() != ShareRole::Share).then_some(None);
+            return (ALL || limit.limit.share() != ShareRole::Share).then_some(None);
         };
         let plain = Self::of::<ALL>(limit, context, hash);
         (plain.options.cost > 0).then_some(Some(plain))
@@ -204,7 +206,7 @@ where
         let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
         let kept_free = if ALL { limit.limit.kept_free(context.key) } else { None };
         let (hash, chosen) = (fingerprint(hash), limit.limit.algorithm().select(context.key));
-        Self { limit, hash, options, chosen, kept_free, key: PhantomData }
+        Self { limit, hash, options, chosen, kept_free, borrows: false, key: PhantomData }
     }
 }
 
@@ -217,7 +219,44 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
     /// Returns the units that must be free beside the cost. Within its share, a request needs none.
     #[inline(always)]
     fn needed_free(&self) -> u64 {
-        if self.limit.limit.share() == ShareRole::None { self.kept_free.unwrap_or(0) } else { 0 }
+        match self.limit.limit.share() {
+            ShareRole::Common if !self.borrows => 0,
+            ShareRole::Share => 0,
+            _ => self.kept_free.unwrap_or(0),
+        }
+    }
+
+    /// Returns whether the request borrows, if the limit is a share. `None` if the transaction must find out.
+    // Row "memory share, borrowing" of benches/figures.md: the transaction takes three times as long.
+    #[inline(always)]
+    pub(super) fn borrows(
+        limit: Option<&Self>,
+        table: &LimitTable<C, P>,
+        keys: Option<&mut ShardGuard<'a, C::Algorithm>>,
+        now: Timestamp,
+    ) -> Option<bool> {
+        if table.limit.share() != ShareRole::Share {
+            return Some(false);
+        }
+        let (Some(limit), Some(keys)) = (limit, keys) else { return Some(true) };
+        if table.has_mark || !keys.is_plain(limit.hash) {
+            return None;
+        }
+        let slot = limit.slot(keys, now)?;
+        let step = limit.chosen.borrow().decide(keys.state(slot), now, limit.options);
+        Some(!matches!(step, Step::Allow { delay: 0, .. }))
+    }
+
+    /// Returns whether the limit has no part in the decision: the request borrows from the others.
+    #[inline(always)]
+    pub(super) fn is_borrowed(&self) -> bool {
+        self.borrows && self.limit.limit.share() == ShareRole::Share
+    }
+
+    /// Returns whether a request that borrows needs free units of this limit.
+    #[inline(always)]
+    pub(super) fn lends(&self) -> bool {
+        self.limit.limit.share() == ShareRole::Common
     }
 
     /// Finds the slot of the key. An absent key gets a free one: if another limit denies, it stays idle, and so free.

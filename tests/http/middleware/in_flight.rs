@@ -11,7 +11,7 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::BoxError;
+use tower_ratelimit::response::{BoxError, Rejected};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, Detail, FixedWindow, Gcra, InFlight, InFlightBody, InFlightGuard, Limiter,
     ManualClock, Quota, Verdict,
@@ -152,6 +152,32 @@ async fn in_flight_queue_starts_a_waiting_request_when_another_one_ends() {
         let expected = ms(333) * index;
         assert!(ended >= expected && ended <= expected + ms(10) * index, "{index}: {ended:?}");
     }
+}
+
+/// When a request ends is unknown, so a rejection states the estimate of the limit, also if the last decision was an admission.
+#[tokio::test(start_paused = true)]
+async fn in_flight_queue_rejects_with_the_wait_of_the_limit() {
+    let (mut rejected, mut started) = (0, 0);
+    for (max, delay, work) in [(1, 0, 70), (1, 15, 130), (2, 0, 310), (2, 40, 90), (3, 5, 1_000)] {
+        let limiter = load::Remote::new(load::memory(InFlight::new(max)), ms(delay));
+        let service = load::in_flight(load::layer(limiter).max_wait(ms(250)), load::inner());
+        let mut tasks = Vec::new();
+        for number in 0..60 {
+            tasks.push(spawn(service.clone().oneshot(Call::number(number).work(ms(work + 7 * u64::from(number % 5))))));
+            tokio::time::sleep(ms(11)).await;
+        }
+        for task in tasks {
+            let Err(error) = task.await.expect("no panic") else {
+                started += 1;
+                continue;
+            };
+            let rejection = error.downcast_ref::<Rejected>().expect("the layer's error").rejection();
+            let wait = rejection.retry_after().expect("a wait");
+            assert!(wait >= Duration::from_secs(1), "{max} {delay} {work}: {wait:?}");
+            rejected += 1;
+        }
+    }
+    assert!(rejected > 50 && started > 50, "{rejected} {started}");
 }
 
 /// A waiting request that leaves holds nothing, and the next one starts.

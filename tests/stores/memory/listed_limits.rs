@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tower_ratelimit::limiter::Outcome;
 use tower_ratelimit::{
-    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingWindow,
+    AcquireOptions, Detail, DynLimit, FixedWindow, Gcra, Limit, LimitStatus, Limiter, ManualClock, Memory, Quota,
+    SlidingWindow,
 };
 
 use crate::immediate::ready;
@@ -47,12 +48,67 @@ macro_rules! decide {
     }};
 }
 
-/// The law: the plain cases of tuples and lists decide and hold as the transaction, field by field. A request with an id,
-/// which is never repeated, takes the transaction. Each trace has shadows that would deny, limits that deny, and absent
-/// keys; some have marks, units that are kept free, or holds.
+/// What the traces reached.
+#[derive(Debug, Default)]
+struct Reached {
+    listed: usize,
+    shadow_denials: usize,
+    denials: usize,
+    holds: usize,
+    borrowed: usize,
+}
+
+/// Runs a random trace: the `subjects` decide and hold as the `transaction`, field by field. A request with an id, which is
+/// never repeated, takes the transaction.
+fn decide_alike(
+    random: &mut Random,
+    clock: &ManualClock,
+    has_holds: bool,
+    [transaction, subjects @ ..]: [Decide; 3],
+    reached: &mut Reached,
+) {
+    let mut held = Vec::new();
+    for step in 0..200 {
+        clock.advance(Duration::from_millis(random.below(4000)));
+        let key = random.below(3);
+        let detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][random.index(3)];
+        let options = AcquireOptions::cost(random.below(3)).detail(detail);
+        let options =
+            if random.below(3) == 0 { options.max_delay(Duration::from_secs(random.below(20))) } else { options };
+        let hold = has_holds && random.below(3) == 0;
+        let once = options.once(&*step.to_string(), 1, Duration::from_millis(1));
+        let Outcome { decision: expected, held: guard, .. } = transaction(&key, once, hold);
+        let mut guards = vec![guard];
+        for subject in &subjects {
+            let Outcome { decision, held, .. } = subject(&key, options, hold);
+            assert_eq!(format!("{decision:?}"), format!("{expected:?}"), "step {step}");
+            assert_eq!(decision.most_restrictive(), expected.most_restrictive(), "step {step}");
+            assert_eq!(held.is_some(), guards[0].is_some(), "step {step}");
+            guards.push(held);
+        }
+        if guards[0].is_some() {
+            held.push(guards);
+            reached.holds += 1;
+        }
+        if !held.is_empty() && random.below(2) == 0 {
+            let (guards, actual) = (held.swap_remove(random.index(held.len())), random.below(4));
+            guards.into_iter().flatten().for_each(|held| ready(held.settle(actual)));
+        }
+        reached.denials += usize::from(!expected.is_allowed());
+        if expected.is_allowed() && options.cost > 0 {
+            let shadow_denials = expected.shadow_denials().count();
+            reached.shadow_denials += shadow_denials;
+            reached.listed += usize::from(expected.limits().len() > 1 && shadow_denials == 0);
+            reached.borrowed += usize::from(expected.limits().iter().any(LimitStatus::is_borrowing));
+        }
+    }
+}
+
+/// The law: the plain cases of tuples and lists decide and hold as the transaction. Each trace has shadows that would deny,
+/// limits that deny, and absent keys; some have marks, units that are kept free, or holds.
 #[test]
 fn listed_limits_equal_the_transaction() {
-    let (mut listed, mut shadow_denials, mut denials, mut holds) = (0, 0, 0, 0);
+    let mut reached = Reached::default();
     for seed in 0..48 {
         let mut random = Random::new(seed);
         let shadows = [0; 3].map(|_| random.below(2) == 0);
@@ -76,45 +132,64 @@ fn listed_limits_equal_the_transaction() {
         } else {
             decide!(limits!(quotas, shadows, marks, |limit| limit), clock)
         };
-        let subjects = [tuple, decide!(list(), clock) as Decide];
-        let transaction: Decide = decide!(list(), clock);
-        let mut held = Vec::new();
-        for step in 0..200 {
-            let context = format!("seed {seed}, step {step}");
-            clock.advance(Duration::from_millis(random.below(4000)));
-            let key = random.below(3);
-            let detail = [Detail::MostRestrictive, Detail::AllIfDenied, Detail::All][random.index(3)];
-            let options = AcquireOptions::cost(random.below(3)).detail(detail);
-            let hold = has_holds && random.below(3) == 0;
-            let once = options.once(&*step.to_string(), 1, Duration::from_millis(1));
-            let expected = transaction(&key, once, hold);
-            let mut guards = vec![expected.held];
-            let expected = expected.decision;
-            for subject in &subjects {
-                let Outcome { decision, held, .. } = subject(&key, options, hold);
-                assert_eq!(format!("{decision:?}"), format!("{expected:?}"), "{context}");
-                assert_eq!(decision.most_restrictive(), expected.most_restrictive(), "{context}");
-                assert_eq!(held.is_some(), guards[0].is_some(), "{context}");
-                guards.push(held);
-            }
-            if guards[0].is_some() {
-                held.push(guards);
-                holds += 1;
-            }
-            if !held.is_empty() && random.below(2) == 0 {
-                let (guards, actual) = (held.swap_remove(random.index(held.len())), random.below(4));
-                guards.into_iter().flatten().for_each(|held| ready(held.settle(actual)));
-            }
-            denials += usize::from(!expected.is_allowed());
-            if expected.is_allowed() && options.cost > 0 {
-                shadow_denials += expected.shadow_denials().count();
-                listed += usize::from(expected.limits().len() > 1 && expected.shadow_denials().count() == 0);
-            }
-        }
+        println!("seed {seed}");
+        decide_alike(
+            &mut random,
+            &clock,
+            has_holds,
+            [decide!(list(), clock), tuple, decide!(list(), clock)],
+            &mut reached,
+        );
     }
+    let Reached { listed, shadow_denials, denials, holds, .. } = reached;
     let counts = [listed, shadow_denials, denials, holds];
-    println!("{counts:?}");
-    assert!(counts.iter().zip([1_300, 800, 1_000, 500]).all(|(count, least)| *count > least), "{counts:?}");
+    assert!(counts.iter().zip([1_300, 800, 1_000, 500]).all(|(count, least)| *count > least), "{reached:?}");
+}
+
+/// The same law beside a guaranteed share: of each tenant, or of some of them, in any place of the tuple. A third limit counts
+/// another cost; it and the common limit may be shadows, have marks and keep units free.
+#[test]
+fn shares_in_tuples_equal_the_transaction() {
+    let (mut reached, mut borrowed_alone) = (Reached::default(), 0);
+    for seed in 0..96 {
+        let mut random = Random::new(seed);
+        let (own, all) = (1 + random.below(3), 10 + random.below(10));
+        let [share_of_all, common_of_all] = [3, 2].map(|of| random.below(of) == 0);
+        let [is_shadow, is_other_shadow, has_mark, has_other_mark, has_holds] =
+            [6, 4, 3, 3, 3].map(|of| random.below(of) == 0);
+        let kept = random.below(4);
+        let clock = ManualClock::new();
+        let share = || {
+            let share = Limit::new("share", Gcra::new(Quota::per_minute(own * 3)).burst(own));
+            share.keyed_by(|key: &u64| *key).only_if(move |key: &u64| share_of_all || *key > 0).guarantee(3)
+        };
+        let common = || {
+            let common = Limit::new("all", Gcra::new(Quota::per_minute(all * 3)).burst(all)).keyed_by(|_: &u64| ());
+            let common = if has_mark { common.warn_at(0.7) } else { common };
+            let common = if is_shadow { common.shadow() } else { common }.keep_free_by(move |key: &u64| key * kept);
+            common.only_if(move |key: &u64| common_of_all || *key != 1)
+        };
+        let other = || {
+            let other =
+                limit!("other", SlidingWindow::new(Quota::per_minute(40)), is_other_shadow, has_other_mark, |limit| {
+                    limit
+                });
+            other.fixed_cost(1)
+        };
+        let list = || vec![DynLimit::new(share()), DynLimit::new(common()), DynLimit::new(other())];
+        let (transaction, listed): (Decide, Decide) = (decide!(list(), clock), decide!(list(), clock));
+        println!("seed {seed}");
+        let before = reached.borrowed;
+        decide_alike(
+            &mut random,
+            &clock,
+            has_holds,
+            [transaction, listed, decide!((share(), common(), other()), clock)],
+            &mut reached,
+        );
+        borrowed_alone += usize::from(reached.borrowed > before && !has_holds && !is_shadow);
+    }
+    assert!(reached.borrowed > 500 && reached.denials > 1_000 && borrowed_alone > 20, "{reached:?} {borrowed_alone}");
 }
 
 /// The lists of dropped decisions are used again, and those of kept decisions are not.
