@@ -137,7 +137,7 @@ fn check_law(seed: u64, bare: &BoxLimiter<Key>, wrapped: &BoxLimiter<Key>, clock
 #[test]
 fn mapped_guard_holds_and_settles_as_the_guard_inside() {
     let mut counts = [0, 0];
-    for seed in 0..300 {
+    for seed in 0..120 {
         let clock = ManualClock::new();
         let (three, other_three) = (three_limits(&clock), three_limits(&clock));
         let (few, other_few) = (scarce(&clock), scarce(&clock));
@@ -157,7 +157,7 @@ fn mapped_guard_holds_and_settles_as_the_guard_inside() {
         let [allowed, denied] = check_law(seed, &bare, &wrapped, &clock);
         counts = [counts[0] + allowed, counts[1] + denied];
     }
-    assert!(counts[0] > 2_000 && counts[1] > 2_000, "{counts:?}");
+    assert!(counts[0] > 1_000 && counts[1] > 1_000, "{counts:?}");
 }
 
 #[test]

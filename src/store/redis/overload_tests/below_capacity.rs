@@ -47,6 +47,10 @@ async fn all_kinds_of_decisions_below_capacity_are_answered() {
     ];
     for (round_trip, deadline) in LINKS {
         for (kind, (quotas, options, per_ms, per_operation)) in kinds.into_iter().enumerate() {
+            // Each kind on the near link and on one of the far ones.
+            if (round_trip == 25 && kind % 2 == 0) || (round_trip == 200 && kind % 2 == 1) {
+                continue;
+            }
             let link = Link { per_operation, ..slow_server(round_trip) };
             let (world, limiter) = start_with(quotas, link, MS * deadline);
             connect_by(&limiter, options(0)).await;
@@ -71,7 +75,7 @@ async fn denied_holds_of_a_key_hold_up_no_others() {
     for (round_trip, deadline) in LINKS {
         let (world, limiter) = start(slow_server(round_trip), MS * deadline);
         connect(&limiter).await;
-        let goodput = offer_each(&world, 8, SPAN, |number| {
+        let goodput = offer_each(&world, 8, SPAN / 2, |number| {
             let is_denied = number % 9 == 0;
             let (key, cost) = if is_denied { (0, 2_000_000) } else { (number, 1) };
             let decision = limiter.acquire(&key, AcquireOptions::cost(cost).hold());

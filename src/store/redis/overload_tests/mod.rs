@@ -143,7 +143,7 @@ async fn goodput_over_capacity() {
         let link = slow_server(round_trip);
         let (world, limiter) = start(link, MS * deadline);
         // The server needs 1.6 ms for one of the first batches. The limiter measures that first.
-        offer(&world, &limiter, OVERLOAD, SPAN).await;
+        offer(&world, &limiter, OVERLOAD, SPAN / 2).await;
         let first = world.calls();
         let goodput = offer(&world, &limiter, OVERLOAD, SPAN).await;
         let (possible, plain) = (capacity(SPAN), plain(link, MS * deadline, OVERLOAD, SPAN));
