@@ -182,7 +182,7 @@ async fn stalled_node_leaves_no_charge_on_other_nodes() {
 
 async fn warm_up(limiter: &impl Limiter<u64>) {
     for user in 1_000..1_010 {
-        assert!(is_allowed(limiter, &user).await);
+        while acquire(limiter, &user, AcquireOptions::default()).await.is_err() {}
     }
 }
 
@@ -191,10 +191,7 @@ async fn warm_up(limiter: &impl Limiter<u64>) {
 async fn killed_master_delays_no_request_and_leaves_no_charge() {
     const LIMIT: u64 = 1_000_000;
     let mut cluster = Cluster::with_replicas();
-    let build = |name: &str, limit: RedisLimit<str>| {
-        let builder = Redis::<str>::builder(cluster.open(), name, vec![limit]);
-        builder.deadline(DEADLINE).build().expect("limits")
-    };
+    let build = |name: &str, limit: RedisLimit<str>| redis_limiter::<str>(cluster.open(), name, vec![limit]);
     let hour = FixedWindow::new(Quota::per_hour(LIMIT));
     let users = build("users", RedisLimit::new(Limit::new("user", hour)));
     let all = build("global", RedisLimit::new(Limit::new("all", hour).keyed_by(|_: &str| ())));
@@ -238,8 +235,7 @@ async fn killed_master_delays_no_request_and_leaves_no_charge() {
         failures += failed;
     }
     println!("| on the other nodes {failures} failed, and {stayed} stayed charged |");
-    // A request that a slow machine delayed beyond the deadline may stay charged.
-    assert!(stayed * 100 <= failures, "{stayed} of {failures}");
+    assert_eq!(stayed, 0, "of {failures}");
 }
 
 /// A limiter that signals its call and never answers.

@@ -7,16 +7,13 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{advance, pause, resume, sleep, timeout};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Redis, RedisServer};
 
 use crate::helpers::{AMPLE, LONG_DEADLINE, acquire};
 use crate::proxy::Proxy;
 use crate::server::Server;
-
-/// Only a stalled call exceeds this deadline.
-const DEADLINE: Duration = Duration::from_secs(1);
 
 /// The observed breaker transitions.
 #[derive(Default)]
@@ -29,7 +26,7 @@ fn observed(proxy: &Proxy) -> (Redis<str>, Arc<Breaker>) {
     let breaker = Arc::<Breaker>::default();
     let seen = Arc::clone(&breaker);
     let server = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-    let builder = Redis::builder(server, "api", Gcra::new(AMPLE)).deadline(DEADLINE);
+    let builder = Redis::builder(server, "api", Gcra::new(AMPLE)).deadline(LONG_DEADLINE);
     let builder = builder.observe(move |event: &Event<'_>| match event {
         Event::Breaker { error: Some(_), .. } => drop(seen.opened.fetch_add(1, Ordering::SeqCst)),
         Event::Breaker { .. } => seen.closed.notify_one(),
@@ -38,7 +35,7 @@ fn observed(proxy: &Proxy) -> (Redis<str>, Arc<Breaker>) {
     (builder.build().expect("limits"), breaker)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn one_stall_counts_as_one_failure() {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
@@ -53,6 +50,9 @@ async fn one_stall_counts_as_one_failure() {
             under_way.push(tokio::spawn(limiter.acquire("alice", AcquireOptions::default())));
             sleep(Duration::from_millis(5)).await;
         }
+        pause();
+        advance(LONG_DEADLINE).await;
+        resume();
         for call in join_all(under_way).await {
             assert!(call.expect("no panic").expect_err("a stall").is_unavailable());
         }
@@ -102,7 +102,7 @@ fn of_user(server: &Server, proxy: &Proxy, rights: &[&str]) -> (Redis<str>, Arc<
     let opened = Arc::<AtomicUsize>::default();
     let seen = Arc::clone(&opened);
     let builder = Redis::builder(RedisServer::open(&address).expect("an address"), "api", Gcra::new(AMPLE));
-    let builder = builder.deadline(DEADLINE).observe(move |event: &Event<'_>| {
+    let builder = builder.deadline(LONG_DEADLINE).observe(move |event: &Event<'_>| {
         if matches!(event, Event::Breaker { error: Some(_), .. }) {
             seen.fetch_add(1, Ordering::SeqCst);
         }

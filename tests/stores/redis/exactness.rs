@@ -13,6 +13,7 @@ use tower_ratelimit::{
 };
 
 use crate::helpers::{LONG_DEADLINE, is_allowed, redis_limiter};
+use crate::load::until;
 use crate::server::Server;
 
 /// A quota that does not refill during a test.
@@ -175,7 +176,7 @@ fn calls_in_a_shut_down_runtime_fail_before_the_deadline() {
     let limiter = redis_limiter::<str>(server.open(), "api", Gcra::new(a_day(1_000)));
     let (here, there) = (Runtime::new().expect("a runtime"), Runtime::new().expect("a runtime"));
     assert!(there.block_on(is_allowed(&limiter, "alice")));
-    server.pause(Duration::from_millis(300));
+    server.signal("-STOP");
     // Some calls are in flight and some are queued. Another runtime awaits all of them.
     let waiting: Vec<_> = {
         let _there = there.enter();
@@ -188,6 +189,7 @@ fn calls_in_a_shut_down_runtime_fail_before_the_deadline() {
     for result in results.expect("calls fail long before the deadline").expect("no panic") {
         assert!(result.expect_err("the runtime is shut down").is_unavailable());
     }
+    server.signal("-CONT");
     // The limiter itself still works.
     assert!(here.block_on(is_allowed(&limiter, "alice")));
 }
@@ -238,11 +240,5 @@ async fn dropped_limiter_answers_its_calls_and_closes_its_connection() {
         assert!(result.expect("an answer").decision.is_allowed());
     }
     // The limiter's connection closes too. Only the connection of this command remains.
-    for _ in 0..100 {
-        if server.command(&["CLIENT", "LIST"]).matches("id=").count() == 1 {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("a connection remains: {}", server.command(&["CLIENT", "LIST"]));
+    until("one connection", || server.command(&["CLIENT", "LIST"]).matches("id=").count() == 1).await;
 }

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisServer};
 
 use crate::cluster_server::{Cluster, MASTERS};
-use crate::helpers::{LONG_DEADLINE, acquire};
+use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
 use crate::load::DEADLINE;
 use crate::process::TIMEOUT;
 use crate::sentinel_server::{SentinelDeployment, fail_over};
@@ -102,15 +102,12 @@ async fn least_bytes(limiter: &Redis<str>, master: &Server, key: &str) -> u64 {
 
 async fn over_admission(pair: FailOver<'_>) {
     let FailOver { fault, is_lagging, master, replica, take_over, open, keys } = pair;
-    let limiter = |name| {
-        let limits = FixedWindow::new(Quota::per_day(LIMIT));
-        Redis::<str>::builder(open.clone(), name, limits).deadline(DEADLINE).build().expect("limits")
-    };
+    let limits = FixedWindow::new(Quota::per_day(LIMIT));
     // Keys as long as those of the load.
-    let probe = limiter("lost0");
+    let probe = redis_limiter(open.clone(), "lost0", limits);
     probe.health_check().await.expect("a working master");
     let least = least_bytes(&probe, master, &keys[0]).await;
-    let limiter = limiter("lost1");
+    let limiter = Redis::<str>::builder(open, "lost1", limits).deadline(DEADLINE).build().expect("limits");
     let read_at = Arc::new(AtomicU64::new(u64::MAX));
     let began = Instant::now();
     let now = move || u64::try_from(began.elapsed().as_micros()).expect("soon");
@@ -194,8 +191,7 @@ fail_over_tests! {
 fn undriven_runtime_finds_the_new_master() {
     let mut cluster = Cluster::with_replicas();
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let limiter = Redis::<str>::builder(cluster.open(), "undriven", FixedWindow::new(Quota::per_day(1_000_000)));
-    let limiter = limiter.deadline(DEADLINE).build().expect("limits");
+    let limiter = redis_limiter::<str>(cluster.open(), "undriven", FixedWindow::new(Quota::per_day(1_000_000)));
     let is_there = |user: &String| {
         let key = limiter.redis_key("default", user).expect("a limit");
         cluster.first_master_of(&key) == 0

@@ -119,8 +119,8 @@ async fn hold_without_renewal_expires_at_its_whole_cost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_ttl_covers_the_expiry_and_drain_of_its_holds() {
     let server = Server::start();
-    let quota = Quota::new(10, Duration::from_secs(20));
-    let expiry = Duration::from_secs(30);
+    let quota = Quota::new(10, Duration::from_secs(2_000));
+    let expiry = Duration::from_secs(3_000);
     for (name, _) in every_algorithm(&server.open(), quota, None::<&ManualClock>) {
         let limits: Vec<tower_ratelimit::store::RedisLimit<str>> = vec![match name {
             "fixed window" => tower_ratelimit::store::RedisLimit::new(FixedWindow::new(quota)),
@@ -132,23 +132,23 @@ async fn key_ttl_covers_the_expiry_and_drain_of_its_holds() {
         let limiter = limiter_on(server.open(), expiry, LONG_DEADLINE, limits);
         let held = hold(&limiter, "alice", 5).await;
         let ttl = || server.number(&["PTTL", &server.keys()[0]]);
-        // Five of ten in 20 s drain in 10 s. A window ends at most 22 s later.
-        assert!(ttl() > 39_000 && ttl() < 54_000, "{name}: {}", ttl());
+        // Five of ten in 2000 s drain in 1000 s. A window ends at most 2200 s later.
+        assert!(ttl() > 3_900_000 && ttl() < 5_400_000, "{name}: {}", ttl());
         assert!(is_allowed(&limiter, "alice").await);
-        assert!(ttl() > 39_000 && ttl() < 54_000, "{name}: {}", ttl());
+        assert!(ttl() > 3_900_000 && ttl() < 5_400_000, "{name}: {}", ttl());
         held.release().await.expect("done");
-        assert!(ttl() < 24_000, "{name}: {}", ttl());
+        assert!(ttl() < 2_400_000, "{name}: {}", ttl());
         limiter.reset("alice").await.expect("done");
         hold(&limiter, "alice", 5).await.release().await.expect("done");
         assert_eq!(server.keys(), Vec::<String>::new(), "{name}");
     }
-    // Charged and held costs drain one after the other: five in ten seconds each.
+    // Charged and held costs drain one after the other: five in 1000 s each.
     server.command(&["FLUSHALL"]);
     let limiter = limiter_on::<str>(server.open(), Duration::from_secs(1), LONG_DEADLINE, Gcra::new(quota));
     let held = hold(&limiter, "alice", 5).await;
     let _ = acquire(&limiter, "alice", AcquireOptions::cost(5)).await.expect("an answer");
     let ttl = server.number(&["PTTL", &server.keys()[0]]);
-    assert!(ttl > 19_000, "{ttl}");
+    assert!(ttl > 1_900_000, "{ttl}");
     drop(held);
 }
 
@@ -479,7 +479,7 @@ fn hold_in_an_undriven_runtime_emits_a_warning() {
     std::thread::sleep(SHORT_EXPIRY / 2);
     let second = undriven.block_on(hold(&limiter, "bob", 1));
     let warnings = warnings.lock().expect("no panic").clone();
-    assert!(warnings.len() == 1 && warnings[0].contains("nothing has driven the tokio runtime"), "{warnings:?}");
+    assert!(warnings.iter().any(|warning| warning.contains("nothing has driven the tokio runtime")), "{warnings:?}");
     drop((first, second));
 }
 
