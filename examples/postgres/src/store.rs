@@ -157,12 +157,17 @@ impl Rows {
     }
 
     async fn connection(&self) -> Result<PooledConnection<'_, PostgresConnectionManager<NoTls>>, Error> {
-        let connection = self.pool.get().await.map_err(|error| match error {
-            RunError::User(error) => failed(error),
-            RunError::TimedOut => Error::unavailable("PostgreSQL cannot be reached: there is no free connection"),
-        })?;
-        self.last_error.set(None);
-        Ok(connection)
+        loop {
+            match self.pool.get().await {
+                Ok(connection) => {
+                    self.last_error.set(None);
+                    return Ok(connection);
+                }
+                Err(RunError::User(error)) => return Err(failed(error)),
+                // Only the deadline ends the wait.
+                Err(RunError::TimedOut) => {}
+            }
+        }
     }
 }
 

@@ -23,11 +23,12 @@ use tower_ratelimit::store::StoreLimits;
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{AcquireOptions, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Timestamp};
 
-use self::process::{Process, ignored_test, listening, request};
+use self::process::{Process, ignored_test, listening, request, wait_until};
 use self::server::Server;
 use self::store::Postgres;
 
-const LONG: Duration = Duration::from_secs(30);
+/// A deadline that only a hanging call misses.
+const LONG: Duration = Duration::from_secs(600);
 /// The environment variable with the server of a child process.
 const SERVER: &str = "TOWER_RATELIMIT_TEST_POSTGRES";
 
@@ -194,19 +195,19 @@ fn error_names_the_cause_within_the_deadline_when_the_server_is_away() {
     let mut server = Server::start();
     create_table(&server);
     runtime().block_on(async {
-        let deadline = Duration::from_millis(500);
         let limits = StoreLimits::<str>::new(day("day", 1)).expect("a limit");
-        let limiter = limiter(&server.config(), "away", limits).deadline(deadline);
+        let limiter = limiter(&server.config(), "away", limits);
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.expect("a decision").is_allowed());
         server.end();
-        for _ in 0..3 {
+        let (limiter, begin, mut text) = (limiter.deadline(Duration::from_millis(500)), Instant::now(), String::new());
+        while !text.contains("Connection refused") {
+            assert!(begin.elapsed() < LONG, "{text}");
             let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("no server");
             assert!(error.is_unavailable(), "{error}");
-            println!("{error}");
+            text = error.to_string();
         }
-        let error = acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("no server").to_string();
-        assert!(error.starts_with("PostgreSQL did not decide within 500ms: "), "{error}");
-        assert!(error.contains("Connection refused") && error.contains("check that the server runs"), "{error}");
+        assert!(text.starts_with("PostgreSQL did not decide within 500ms: "), "{text}");
+        assert!(text.contains("check that the server runs"), "{text}");
         // A limiter that holds costs is an error at once.
         let Ok(Err(error)) = limiter.acquire("alice", AcquireOptions::default().hold()).try_ready() else {
             panic!("no hold")
@@ -236,12 +237,14 @@ fn example_shares_its_limit_and_falls_back() {
     let begin = Instant::now();
     let responses: Vec<_> = (0..15).flat_map(|_| [get(a), get(b)]).collect();
     let allowed = responses.iter().filter(|response| response.starts_with("HTTP/1.1 200")).count();
-    if begin.elapsed() < Duration::from_secs(9) {
+    let is_by = |response: &str, limit| response.ends_with(&format!("hello, by {limit}\n"));
+    // A slow machine lets calls fail by their deadline.
+    let falls_back = responses.iter().any(|response| is_by(response, "this process's limit"));
+    if begin.elapsed() < Duration::from_secs(9) && !falls_back {
         assert_eq!(allowed, 20);
         assert_eq!(responses.iter().filter(|response| response.starts_with("HTTP/1.1 429")).count(), 10);
     }
-    assert!(responses[0].ends_with("hello, by the shared limit\n"), "{}", responses[0]);
+    wait_until("a decision of PostgreSQL", || is_by(&get(a), "the shared limit"));
     server.end();
-    let response = get(a);
-    assert!(response.ends_with("hello, by this process's limit\n"), "{response}");
+    wait_until("a decision of the process", || is_by(&get(a), "this process's limit"));
 }
