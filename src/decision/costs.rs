@@ -104,14 +104,19 @@ impl Costs {
         Self { units, ..self }
     }
 
+    /// Returns what exceeds `before`, in each unit.
+    pub(crate) fn beyond(self, before: Self) -> Self {
+        let mut units = UnitCosts::NONE;
+        for (unit, cost) in self.units.entries() {
+            units.add(unit, cost.saturating_sub(before.units.of(unit)));
+        }
+        let number = self.number.map(|number| number.saturating_sub(before.number.unwrap_or_default()));
+        Self { number, units }
+    }
+
     /// Returns the greater of both costs, in each unit.
     pub(crate) fn max(self, other: Self) -> Self {
-        let mut units = self.units;
-        for (unit, cost) in other.units.entries() {
-            // `add` adds up: with the difference the sum is the larger cost.
-            units.add(unit, cost.saturating_sub(self.units.of(unit)));
-        }
-        Self { number: self.number.max(other.number), units }
+        self.plus(other.beyond(self))
     }
 
     /// Returns the sum of both costs, in each unit. If one of the costs has no number, the sum has the other's number.

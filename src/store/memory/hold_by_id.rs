@@ -105,15 +105,19 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         context.charge_before = charge_before.as_ref();
         let (decision, limits) = shared.acquire(&context);
         let Some(record) = record.filter(|_| decision.is_allowed()) else { return Ok((decision, limits, None)) };
-        // What a hold is charged is known when it is settled.
-        let charged = if options.hold { Costs::new() } else { options.costs() };
         if charge_before.is_some() {
-            records.repeated(record, charged);
-        } else if !options.hold && !records.is_remembered(record) {
-            // Not renewed if it is remembered: an id without repeats left is charged in full until it is forgotten.
-            shared.reservations.record(&mut records, record, once, context.now, charged);
+            records.repeated(record);
         }
-        Ok((decision, limits, options.hold.then_some(ChargedFor { record, once })))
+        let charged_for = ChargedFor { record, once, charge_before };
+        // What a hold is charged is known when it is settled.
+        if options.hold {
+            return Ok((decision, limits, Some(charged_for)));
+        }
+        // Not renewed if it is remembered: an id without repeats left is charged in full until it is forgotten.
+        if charge_before.is_some() || !records.is_remembered(record) {
+            charged_for.record_in(&mut records, &shared.reservations, context.now, options.costs());
+        }
+        Ok((decision, limits, None))
     }
 
     /// Decides for a request that is charged once, and holds nothing.
@@ -142,13 +146,24 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 pub(super) struct ChargedFor {
     record: RecordKey,
     once: CallId,
+    /// What the request was charged before, if this one repeats it.
+    charge_before: Option<Costs>,
 }
 
 impl ChargedFor {
     pub(super) fn record(self, reservations: &Reservations, now: Timestamp, costs: Costs) {
         let mut records = reservations.lock();
         records.forget_old(now);
-        reservations.record(&mut records, self.record, self.once, now, costs);
+        self.record_in(&mut records, reservations, now, costs);
+    }
+
+    /// A repeat adds what it was charged. It records no id that was forgotten before its settlement: new repeats need a
+    /// new charge of the whole cost.
+    fn record_in(self, records: &mut Records, reservations: &Reservations, now: Timestamp, costs: Costs) {
+        match self.charge_before {
+            None => reservations.record(records, self.record, self.once, now, costs),
+            Some(before) => records.add_charge(self.record, costs.beyond(before)),
+        }
     }
 }
 

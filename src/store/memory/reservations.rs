@@ -324,13 +324,19 @@ impl Records {
         if let Phase::Charged { repeats: 1.. } = record.phase { Some(record.costs) } else { None }
     }
 
-    /// Records that a repeat has passed, and what the request is charged with the repeat.
-    pub(super) fn repeated(&mut self, key: RecordKey, costs: Costs) {
+    /// Counts a repeat that has passed.
+    pub(super) fn repeated(&mut self, key: RecordKey) {
         if let Some(record) = self.by_id.get_mut(&key)
-            && let Phase::Charged { repeats } = record.phase
+            && let Phase::Charged { repeats } = &mut record.phase
         {
-            record.phase = Phase::Charged { repeats: repeats.saturating_sub(1) };
-            record.costs = record.costs.max(costs);
+            *repeats = repeats.saturating_sub(1);
+        }
+    }
+
+    /// Adds what a repeat was charged, if the id is still remembered.
+    pub(super) fn add_charge(&mut self, key: RecordKey, costs: Costs) {
+        if let Some(record) = self.by_id.get_mut(&key) {
+            record.costs = record.costs.plus(costs);
         }
     }
 }

@@ -11,7 +11,7 @@ use tower_ratelimit::{
     ReservationId, TokenBucket,
 };
 
-use crate::idempotency_model::{RESULTS, compare};
+use crate::idempotency_model::{RESULTS, compare, compare_bound};
 use crate::immediate::memory;
 use crate::random::Random;
 use crate::reservation_model::{LIMIT, MAX_IDS, clock, day_or_year};
@@ -62,6 +62,17 @@ fn idempotency_bounds_what_one_id_passes() {
         println!("{repeats} repeats: {passed} passed, {charged} charged");
         assert!(passed <= (1 + u64::from(repeats)) * charged, "{passed}, {charged}");
         assert!(charged < passed, "some repeats pass");
+    }
+}
+
+#[tokio::test]
+async fn idempotency_bounds_what_one_id_passes_if_it_is_settled_late() {
+    let clock = clock();
+    let limiter: BoxLimiter<str> = BoxLimiter::new(window(&clock, 1_000_000));
+    for seed in 0..50 {
+        clock.advance(24 * 60 * MINUTE);
+        let (passed, charged) = compare_bound(&limiter, &clock, seed).await;
+        assert!(passed > charged, "some repeats pass: {passed}, {charged}");
     }
 }
 

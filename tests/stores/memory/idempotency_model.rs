@@ -1,9 +1,10 @@
 //! What the documentation of requests that are charged once says, for a limit that drains nothing during the test; and
 //! random traces that compare a limiter with it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{AcquireOptions, BoxLimiter, Limiter, ManualClock};
 
 use crate::random::Random;
@@ -99,6 +100,57 @@ pub(crate) async fn compare(
         // The greatest number of repeats is 3.
         assert!(of_key.passed <= of_key.bound, "{context}");
     }
+}
+
+/// Requests with one id at a time, some of which are settled after the id was forgotten. For each id they pass at most
+/// `1 + repeats` times what they are charged. Returns both sums.
+pub(crate) async fn compare_bound(limiter: &BoxLimiter<str>, clock: &ManualClock, seed: u64) -> (u64, u64) {
+    let mut random = Random::new(seed);
+    let left = async || limiter.peek("alice", AcquireOptions::cost(0)).await.expect("a decision").remaining();
+    let (start, mut sums) = (left().await.expect("a number"), (0, 0));
+    for number in 0..20 {
+        let repeats = 1 + u16::try_from(random.below(3)).expect("a small number");
+        let id = format!("{seed}-{number}");
+        let (mut held, mut trace) = (VecDeque::<(u64, Held)>::new(), Vec::new());
+        let hold = async |cost| {
+            let options = AcquireOptions::cost(cost).once(&id, repeats, Duration::from_micros(2 * SPAN));
+            let outcome = limiter.hold("alice", options).await.expect("a decision");
+            (cost, outcome.held.expect("a guard"))
+        };
+        let mut passed = 0;
+        let mut settle = async |trace: &mut Vec<String>, (cost, held): (u64, Held)| {
+            passed += cost;
+            trace.push(format!("settle {cost}"));
+            held.settle(cost).await.expect("settled");
+        };
+        for _ in 0..3 {
+            for request in 0..=repeats {
+                let cost = [1, 40][random.index(2)];
+                trace.push(format!("hold {cost}"));
+                held.push_back(hold(cost).await);
+                if request == 0 && random.below(10) > 0 {
+                    settle(&mut trace, held.pop_back().expect("a request")).await;
+                }
+                if request == repeats {
+                    clock.advance(Duration::from_micros(2 * SPAN));
+                    trace.push("two spans".to_owned());
+                }
+                while (request == 0 || request == repeats) && !held.is_empty() && random.below(2) == 0 {
+                    settle(&mut trace, held.pop_front().expect("a request")).await;
+                }
+            }
+        }
+        for request in held {
+            settle(&mut trace, request).await;
+        }
+        let charged = start - left().await.expect("a number") - sums.1;
+        let bound = (1 + u64::from(repeats)) * charged;
+        assert!(passed <= bound, "seed {seed}, {repeats} repeats, {trace:?}: {passed} passed, {charged} charged");
+        sums = (sums.0 + passed, sums.1 + charged);
+        // The id is forgotten.
+        clock.advance(Duration::from_micros(4 * SPAN));
+    }
+    sums
 }
 
 pub(crate) const RESULTS: [&str; 6] = ["charged", "repeat", "difference", "charged again", "not remembered", "denied"];

@@ -9,7 +9,7 @@ use tower_ratelimit::{
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
-use crate::idempotency_model::{RESULTS, compare};
+use crate::idempotency_model::{RESULTS, compare, compare_bound};
 use crate::ids::{HUNDRED, LossyServer, MINUTE, in_redis_and_memory, left, with_clock};
 use crate::random::Random;
 use crate::reservation_model::{LIMIT, SPAN, clock, day_or_year};
@@ -33,6 +33,17 @@ async fn idempotency_follows_the_model_in_redis() {
     }
     for result in RESULTS {
         assert!(seen.get(result).copied().unwrap_or(0) > 10, "{result}: {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn idempotency_bounds_what_one_id_passes_if_it_is_settled_late_in_redis() {
+    let (server, clock) = (Server::start(), clock());
+    for seed in 0..20 {
+        let window = FixedWindow::new(Quota::per_day(1_000_000));
+        let limiter = with_clock(server.open(), &format!("api{seed}"), window, &clock);
+        let (passed, charged) = compare_bound(&limiter, &clock, seed).await;
+        assert!(passed > charged, "some repeats pass: {passed}, {charged}");
     }
 }
 
@@ -62,7 +73,7 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
             in_redis_and_memory!(server, format!("calendar{seed}"), &clock, day_or_year(1)),
         ];
         for (kind, (redis, memory)) in pairs.iter().enumerate() {
-            let (mut random, mut guards) = (Random::new(seed), Vec::new());
+            let (mut random, mut guards, mut open) = (Random::new(seed), Vec::new(), Vec::new());
             for step in 0..60 {
                 if random.below(4) == 0 {
                     clock.advance(Duration::from_micros(random.below(3) * SPAN));
@@ -91,12 +102,17 @@ async fn idempotency_decides_as_in_memory_under_every_algorithm() {
                 } else {
                     denied += 1;
                 }
-                let actual = random.below(25);
-                for held in [in_redis.held, in_memory.held].into_iter().flatten() {
-                    if settles {
+                let held = [in_redis.held, in_memory.held].into_iter().flatten();
+                if settles {
+                    open.push(held.collect::<Vec<_>>());
+                } else {
+                    guards.extend(held);
+                }
+                // Some are settled late, and in another order.
+                if !open.is_empty() && random.below(3) > 0 {
+                    let actual = random.below(25);
+                    for held in open.swap_remove(random.index(open.len())) {
                         held.settle(actual).await.expect("settled");
-                    } else {
-                        guards.push(held);
                     }
                 }
                 if random.below(8) == 0 {

@@ -17,10 +17,15 @@ use crate::store::redis::holds::{
     Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
 };
 use crate::store::redis::lease::{LeaseRenewal, LeaseTransport};
-use crate::store::redis::script::{EntryTarget, LimitSet, Operation, limit_has_no_algorithm};
+use crate::store::redis::script::{EntryTarget, LimitSet, Operation, OperationTemplate, limit_has_no_algorithm};
 
 /// Returns the guard of what was granted. If the request is charged once, the settlement records the charge.
-pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: PendingDecision) -> Option<Held> {
+pub(super) fn into_guard(
+    client: &Arc<Client>,
+    grant: Grant,
+    request: PendingDecision,
+    template: Arc<OperationTemplate>,
+) -> Option<Held> {
     let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(&grant.registry));
     let units = grant.units.clone();
     let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
@@ -39,7 +44,10 @@ pub(super) fn into_guard(client: &Arc<Client>, grant: Grant, request: PendingDec
         match &request {
             None => settled,
             // Without the record, a repeat is charged.
-            Some(request) => settled.and(request.record(&client, &actual).map_result(|_| Ok(()))),
+            Some(request) => {
+                let recorded = request.record(&client, &actual, &template.charges_before);
+                settled.and(recorded.map_result(|_| Ok(())))
+            }
         }
     };
     let mut held = Held::of_limits(costs, units, settle_request);

@@ -22,7 +22,7 @@ pub(crate) struct IdOperation {
     pub(crate) keys: Arc<ReservationKeys>,
     pub(crate) call_id: CallId,
     pub(crate) max_ids: usize,
-    /// 0 for a hold of a request that is charged once, which its settlement records.
+    /// 0 for a hold of a request that is charged once, which its settlement records, and for the settlement of a repeat.
     pub(crate) repeats: u16,
     /// The limits' numbers, of an operation without sessions: see `read.lua`.
     pub(crate) numbers: Vec<f64>,
@@ -102,19 +102,21 @@ impl PendingDecision {
         QueuedOperation { id, ..self.target.clone().operation(kind, reply) }
     }
 
-    /// Records what the settled request was charged, if it is charged once.
-    pub(super) fn record(&self, client: &Client, actual: &Costs) -> LimiterFuture<()> {
+    /// Records what the settled request was charged beyond `charges_before`, if it is charged once.
+    pub(super) fn record(&self, client: &Client, actual: &Costs, charges_before: &[u64]) -> LimiterFuture<()> {
         let Some(once) = &self.once else { return LimiterFuture::ready(Ok(())) };
-        let charged_on = |limit: &LimitInfo| {
-            let whole = limit.options(self.options).cost;
-            to_f64(if limit.held_until_end { 0 } else { limit.facts.cost.actual(actual, whole) })
+        let charged_on = |(index, limit): (usize, &LimitInfo)| {
+            let charge_before = charges_before.get(index).copied().unwrap_or_default();
+            let charged = limit.facts.cost.actual(actual, limit.options(self.options).cost);
+            to_f64(if limit.held_until_end { 0 } else { charged.saturating_sub(charge_before) })
         };
         let OperationTarget { limits, algorithms, .. } = &self.target;
-        let numbers = limits.limits.iter().map(charged_on).collect();
+        let numbers = limits.limits.iter().enumerate().map(charged_on).collect();
         let no_cost = AcquireOptions::cost(0);
         let template = Arc::new(limits.template(algorithms, Operation::Record, no_cost, Vec::new(), Vec::new()));
-        // `once` of a hold has no repeats. They count from the settlement.
-        let id = IdOperation { numbers, repeats: once.call_id.repeats, ..once.clone() };
+        // `once` of a hold has no repeats. They count from the settlement. A repeat earns none.
+        let repeats = if charges_before.is_empty() { once.call_id.repeats } else { 0 };
+        let id = IdOperation { numbers, repeats, ..once.clone() };
         client.submit_operation(|reply| {
             Ok(self.target.clone().operation(OperationKind::Settle(template), reply).with_id(id))
         })
@@ -155,7 +157,7 @@ impl Client {
                 }
                 reply = client.enqueue(|reply| Ok(request.operation(&template, reply)), answer_by)?;
             };
-            let held = grant.and_then(|grant| into_guard(&client, grant, request));
+            let held = grant.and_then(|grant| into_guard(&client, grant, request, template));
             Ok(Outcome::of_store(decision, held))
         };
         Ok(LimiterFuture::pending(async move {

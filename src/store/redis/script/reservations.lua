@@ -23,7 +23,8 @@
 --
 -- A request that is charged once writes its record in the operation that charges it. A repeat is two operations, because the
 -- parameters of a limit depend on the cost: the first one returns what was charged, and the second one charges what the
--- cost exceeds it. It fails if the record has changed meanwhile. A held cost is recorded when it is settled.
+-- cost exceeds it. It fails if the record has changed meanwhile. A held cost is recorded when it is settled: a repeat (without
+-- repeats of its own) adds what it was charged, and records no id that was forgotten before.
 
 local RECORD_WORDS = 3
 -- The shortest span of which expiries are multiples, in microseconds: a fraction of the shortest lifetime, a millisecond.
@@ -210,7 +211,8 @@ local function make_reservations()
     if record then
       for l = 1, limits do
         local word = RECORD_WORDS + 2 * l - 1
-        record[word] = max(record[word], template.ids[l])
+        local charged = template.ids[l]
+        record[word] = template.repeats == 0 and record[word] + charged or max(record[word], charged)
       end
       put(template.record, record, record[1])
     elseif record == nil then
