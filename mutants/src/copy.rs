@@ -75,7 +75,7 @@ impl Copy {
     /// Returns the manifest with the packages of tests as the only members. Tests run many times, so the package is optimised.
     fn manifest(&self) -> String {
         let kept = without_lints(&self.read("Cargo.toml"));
-        let members = "[workspace]\nmembers = [\"tests/http\", \"tests/stores/redis\"]";
+        let members = "[workspace]\nmembers = [\"tests/http\", \"tests/laws\", \"tests/stores/redis\"]";
         format!("{kept}\n{members}\n[profile.dev.package.tower-ratelimit]\nopt-level = 1\n")
     }
 
