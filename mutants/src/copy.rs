@@ -194,7 +194,8 @@ fn without_lints(manifest: &str) -> String {
 fn with_runtime(root: &str) -> String {
     let head = "#![feature(core_intrinsics, const_eval_select)]\n#![allow(warnings, clippy::all, internal_features)]\n\
                 #![allow(overflowing_literals, arithmetic_overflow, unconditional_panic, unconditional_recursion)]\n";
-    let (doc, modules) = root.split_at(root.find("\npub mod ").expect("a module") + 1);
+    let last = "#![cfg_attr(docsrs, feature(doc_cfg))]\n";
+    let (doc, modules) = root.split_once(last).expect("the last attribute of the crate");
     format!("{doc}{head}#[doc(hidden)]\npub mod __mutants;\n{modules}")
 }
 
