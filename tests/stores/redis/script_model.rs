@@ -259,7 +259,7 @@ impl World {
             if self.has_leases && own > 0.0 && leased > 0 && leased >= held {
                 // Each lease is renewed once more, and then charged whole.
                 let latest = key.costs.entries.values().map(|entry| entry.expiry).max().expect("a lease");
-                let ends = self.now.max(latest + key.costs.span);
+                let ends = self.now.max(latest + key.large_costs.duration);
                 let after = key.usage.decide(quota, ends, held, cost).max(0);
                 verdict = verdict.max(to_f64(ends - self.now + after.unsigned_abs()));
             }

@@ -130,8 +130,8 @@ function make_holds()
   -- Returns a sufficient wait for a denied request on a key where all held costs are those of leases; otherwise `own`.
   --
   -- Without further requests, each lease ends. Its next report may renew it, for what was spent before. That report
-  -- arrives before the expiry that the server knows, so it sets an expiry at most one duration later (`h.span`). The
-  -- report after it returns everything. In the worst case all units are charged at that end.
+  -- arrives before the expiry that the server knows, so it sets an expiry at most one duration later. The report after
+  -- it returns everything. In the worst case all units are charged at that end.
   --
   -- A report may also get more units. A grant leaves room for at least MIN_GRANT units, so a request of at most that
   -- cost is allowed then.
@@ -140,7 +140,7 @@ function make_holds()
     if h.leased < h.cost then
       return own
     end
-    local ends = max(at, h.latest + h.span)
+    local ends = max(at, h.latest + h.duration)
     local wait = kernel_of_key[index].peek(this.charged(index, ends, p), ends, max_delay, p)
     return max(own, ends - at + max(0, wait))
   end

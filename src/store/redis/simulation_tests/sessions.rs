@@ -10,7 +10,7 @@ use super::wire::{BatchReply, EXPIRED, INVALID_STATE, Step, Template, to_f64};
 pub(super) struct LargeCosts {
     /// The units that all leases together hold at most, and their duration, as of the last report.
     most: u64,
-    duration: u64,
+    pub(super) duration: u64,
     /// Until then the leases yield; 0 for no such time.
     yields_until: u64,
 }
