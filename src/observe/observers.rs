@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,6 +48,12 @@ impl Observers {
         if let Some(registered) = &self.0 {
             emit(&*registered.observer, event);
         }
+    }
+
+    /// Emits an event in a task that carries the calls of many requests: a panic of the observer ends here.
+    pub(crate) fn emit_in_task<'a>(&self, event: impl FnOnce() -> Event<'a>) {
+        // The panic hook has reported the panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.emit(event)));
     }
 
     /// Emits an event for the cost without a unit, and one for each unit.

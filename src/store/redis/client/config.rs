@@ -17,6 +17,14 @@ pub(crate) struct ClientConfig {
     pub(crate) server_clock: ServerClock,
 }
 
+impl ClientConfig {
+    /// Returns the message of a call without a reply.
+    pub(super) fn timeout_message(&self) -> String {
+        let effect = "the cost may have been charged, or be held until the hold expires";
+        self.health.timeout_message(self.deadline, effect)
+    }
+}
+
 /// An estimate of the server's time, for the windows of calendars.
 #[derive(Clone, Default)]
 pub(crate) struct ServerClock {

@@ -175,7 +175,7 @@ async fn send(
             return (Ok(None), batch.into_operations());
         }
         Some(Err(error)) => Failure::of_call(error, config.health.server.describe()),
-        None => Failure::timed_out(config.health.timeout_message(config.deadline)),
+        None => Failure::timed_out(config.timeout_message()),
     };
     for operation in batch.into_operations() {
         operation.fail(&failure);
@@ -205,11 +205,7 @@ async fn call_until_given_up(
         return Some(reply);
     }
     // The breaker counts the call now. A late reply resets the count.
-    config.health.record_failure(
-        route.node,
-        route.sent_at,
-        &Error::unavailable(config.health.timeout_message(config.deadline)),
-    );
+    config.health.record_failure(route.node, route.sent_at, &Error::unavailable(config.timeout_message()));
     let given_up_at = route.sent_at + config.deadline * GIVE_UP_AFTER;
     timeout_at(given_up_at, call).await.ok()
 }

@@ -107,10 +107,7 @@ impl Client {
         let reply = self.enqueue(operation, is_decision.then(|| timer.deadline()))?;
         let config = Arc::clone(&self.config);
         Ok(LimiterFuture::pending(async move {
-            by_deadline(async { read(reply_of(reply).await?) }, timer, || {
-                config.health.timeout_message(config.deadline)
-            })
-            .await
+            by_deadline(async { read(reply_of(reply).await?) }, timer, || config.timeout_message()).await
         }))
     }
 

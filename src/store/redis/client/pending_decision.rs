@@ -160,8 +160,6 @@ impl Client {
             let held = grant.and_then(|grant| into_guard(&client, grant, request, template));
             Ok(Outcome::of_store(decision, held))
         };
-        Ok(LimiterFuture::pending(async move {
-            by_deadline(decided, timer, || config.health.timeout_message(config.deadline)).await
-        }))
+        Ok(LimiterFuture::pending(async move { by_deadline(decided, timer, || config.timeout_message()).await }))
     }
 }

@@ -1,4 +1,3 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -57,7 +56,7 @@ impl ServerHealth {
         if let Some(failure) = failure.filter(|failure| !failure.server_responded) {
             self.record_failure(node, started_at, &failure.error);
         } else if node.breaker.success() {
-            self.emit(|| Event::Breaker { store: &self.limiter, error: None });
+            self.observers.emit_in_task(|| Event::Breaker { store: &self.limiter, error: None });
         }
     }
 
@@ -66,15 +65,15 @@ impl ServerHealth {
     /// A misconfigured runtime is not a failure of the node: other runtimes may use the same limiter.
     pub(crate) fn record_failure(&self, node: &NodeState, started_at: Instant, error: &Error) {
         if !error.is_config() && node.breaker.failure(started_at, error) {
-            self.emit(|| Event::Breaker { store: &self.limiter, error: Some(error) });
+            self.observers.emit_in_task(|| Event::Breaker { store: &self.limiter, error: Some(error) });
         }
     }
 
-    /// Returns the message of a call without a reply.
-    pub(crate) fn timeout_message(&self, deadline: Duration) -> String {
+    /// Returns the message of a call without a reply. `effect` is what the server may have done.
+    pub(crate) fn timeout_message(&self, deadline: Duration, effect: &str) -> String {
         format!(
-            "the call to Redis ({}) failed: no reply within the deadline of {deadline:?}, and the cost may have been charged, \
-             or be held until the hold expires; raise `deadline` or check the server",
+            "the call to Redis ({}) failed: no reply within the deadline of {deadline:?}, and {effect}; raise `deadline` or \
+             check the server",
             self.server.describe()
         )
     }
@@ -83,20 +82,14 @@ impl ServerHealth {
     pub(crate) fn record_call(&self, size: usize, started_at: Option<std::time::Instant>, error: Option<&Error>) {
         if let Some(started_at) = started_at {
             let store = &self.limiter;
-            self.emit(|| Event::Batch { store, size, elapsed: started_at.elapsed(), error });
+            self.observers.emit_in_task(|| Event::Batch { store, size, elapsed: started_at.elapsed(), error });
         }
     }
 
     /// Emits an event for decisions that were dropped uncharged, because they could not be answered in time.
     pub(crate) fn record_shed(&self, cause: ShedCause, count: usize) {
         if count > 0 {
-            self.emit(|| Event::Shed { store: &self.limiter, cause, count });
+            self.observers.emit_in_task(|| Event::Shed { store: &self.limiter, cause, count });
         }
-    }
-
-    /// Emits an event. A panic of an observer ends here, because the calling task carries the calls of many requests.
-    fn emit<'a>(&self, event: impl FnOnce() -> Event<'a>) {
-        // The panic hook has reported the panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.observers.emit(event)));
     }
 }

@@ -189,7 +189,7 @@ impl HoldRegistry {
         if let Some((_, looked_at)) = sessions.renewing_runtimes.iter_mut().find(|renewing| renewing.0 == runtime) {
             let pause = std::mem::replace(looked_at, Instant::now()).elapsed();
             if pause > self.expiry / 3 {
-                self.observers.emit(|| Event::Warning {
+                self.observers.emit_in_task(|| Event::Warning {
                     message: "renewing holds is late, and they may expire: nothing has driven the tokio runtime in which they \
                               were made; make holds in a runtime that runs until they end",
                 });
@@ -208,14 +208,14 @@ impl HoldRegistry {
     /// Emits an event if the server has settled holds on expiry.
     pub(crate) fn emit_expired(&self, count: usize) {
         if count > 0 {
-            self.observers.emit(|| Event::HoldsExpired { store: &self.limiter, count });
+            self.observers.emit_in_task(|| Event::HoldsExpired { store: &self.limiter, count });
         }
     }
 
     /// Emits an event if the server does not count requests in flight whose hold had expired.
     pub(super) fn emit_uncounted(&self, cost: u64) {
         if cost > 0 {
-            self.observers.emit(|| Event::InFlightUncounted { store: &self.limiter, cost });
+            self.observers.emit_in_task(|| Event::InFlightUncounted { store: &self.limiter, cost });
         }
     }
 

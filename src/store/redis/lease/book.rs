@@ -208,7 +208,7 @@ impl LeaseBook {
         }
         self.replied.notify_waiters();
         let Moved { granted, spent, returned, lost } = moved;
-        self.observers.emit(|| Event::LeaseRenewed { store: &self.limiter, granted, spent, returned, lost });
+        self.observers.emit_in_task(|| Event::LeaseRenewed { store: &self.limiter, granted, spent, returned, lost });
     }
 
     pub(super) fn fail(&self, (index, id): (u32, u64)) {

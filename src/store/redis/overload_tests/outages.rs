@@ -1,14 +1,17 @@
 //! Outages in which the server rejects each call: what becomes of holds.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::sleep;
 
 use super::{MS, connect, limit, slow_server};
 use crate::limiter::Held;
-use crate::store::redis::Redis;
+use crate::observe::Event;
 use crate::store::redis::simulation_tests::quota::{Form, Quota};
 use crate::store::redis::simulation_tests::world::World;
+use crate::store::redis::{Redis, RedisBuilder};
 use crate::{AcquireOptions, Limiter};
 
 const EXPIRY: Duration = Duration::from_secs(2);
@@ -17,11 +20,14 @@ const QUOTA: Quota = Quota { units: 100, period: 3_600_000_000, form: Form::Fixe
 /// Returns a server behind a round trip in milliseconds, its limiter, and a hold of 40 on a key.
 async fn hold(expiry: Duration, round_trip: u32) -> (World, Redis<u64>, Held) {
     let world = World::new(slow_server(round_trip), vec![QUOTA]);
-    let limiter = Redis::builder(world.server(0), "api", vec![limit(0, &QUOTA)]).deadline(MS * 50).hold_expiry(expiry);
-    let limiter = limiter.build().expect("limits");
+    let limiter = builder(&world, 0, expiry).build().expect("limits");
     connect(&limiter).await;
     let outcome = limiter.acquire(&1, AcquireOptions::cost(40).hold()).await.expect("an answer");
     (world, limiter, outcome.held.expect("allowed"))
+}
+
+fn builder(world: &World, client: usize, expiry: Duration) -> RedisBuilder<u64> {
+    Redis::builder(world.server(client), "api", vec![limit(0, &QUOTA)]).deadline(MS * 50).hold_expiry(expiry)
 }
 
 async fn used(limiter: &Redis<u64>) -> u64 {
@@ -115,4 +121,28 @@ async fn surcharge_of_overlapping_updates_is_charged_once() {
     sleep(EXPIRY).await;
     drop(kept);
     assert_eq!(used(&limiter).await, 45 + 1);
+}
+
+/// A decision of another process reports the expired hold. A second decision is in flight then.
+#[tokio::test(start_paused = true)]
+async fn panic_of_an_observer_of_expired_holds_fails_no_decision() {
+    let (world, _limiter, _held) = hold(EXPIRY, 20).await;
+    let is_emitted = Arc::new(AtomicBool::new(false));
+    let emitted = Arc::clone(&is_emitted);
+    let other = builder(&world, 1, EXPIRY).observe(move |event: &Event<'_>| {
+        if matches!(event, Event::HoldsExpired { .. }) {
+            emitted.store(true, Ordering::SeqCst);
+            panic!("{event:?}");
+        }
+    });
+    let other = other.build().expect("limits");
+    connect(&other).await;
+    world.reject(true);
+    sleep(EXPIRY * 13 / 10).await;
+    world.reject(false);
+    let first = tokio::spawn(other.acquire(&1, AcquireOptions::default()));
+    sleep(MS * 2).await;
+    let second = other.acquire(&2, AcquireOptions::default()).await;
+    assert!(second.is_ok() && first.await.expect("no panic").is_ok(), "{second:?}");
+    assert!(is_emitted.load(Ordering::SeqCst));
 }
