@@ -132,7 +132,7 @@ async fn breaker_closes_without_permissions_that_decisions_do_not_need() {
     }
 }
 
-/// An answer about the call is no outage: each decision names the missing permission.
+/// An answer about the call is no outage: each decision and each hold names the missing permission.
 #[tokio::test]
 async fn missing_permission_opens_no_breaker() {
     let server = Server::start();
@@ -143,9 +143,9 @@ async fn missing_permission_opens_no_breaker() {
         &["~other:*", "+@all"],
     ] {
         let (limiter, opened) = of_user(&server, &proxy, rights);
-        for _ in 0..50 {
-            let error =
-                acquire(&limiter, "alice", AcquireOptions::default()).await.expect_err("a permission is missing");
+        for number in 0..50 {
+            let options = if number % 2 == 0 { AcquireOptions::default() } else { AcquireOptions::default().hold() };
+            let error = acquire(&limiter, "alice", options).await.expect_err("a permission is missing");
             assert!(error.to_string().contains("the user (ACL) may not"), "{rights:?}: {error:?}");
         }
         assert_eq!(opened.load(Ordering::SeqCst), 0, "{rights:?}");

@@ -106,8 +106,8 @@ fn settle(
 
 fn not_confirmed(error: Error) -> Error {
     Error::unavailable(
-        "settling a held cost is not confirmed: see the source of this error; the settlement is tried again until the \
-         hold expires, and then the whole held cost is charged",
+        "settling a held cost is not confirmed: see the source of this error; it may be tried again until \
+         the hold expires",
     )
     .with_source(error)
 }

@@ -146,7 +146,8 @@ impl QueuedOperation {
         if let (OperationKind::Update(update), true) = (&self.kind, failure.is_rejected) {
             update.reject();
         }
-        let may_be_held = !failure.is_rejected && matches!(self.kind, OperationKind::Hold(_, _, Some(_)));
+        let has_replied = failure.is_rejected || failure.server_responded;
+        let may_be_held = !has_replied && matches!(self.kind, OperationKind::Hold(_, _, Some(_)));
         let error = failure.error.clone();
         self.complete(Err(if may_be_held { hold_unknown(error) } else { error }));
     }

@@ -210,3 +210,25 @@ fn missing_permission(error: &RedisError) -> Option<&'static str> {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::Failure;
+
+    #[test]
+    fn error_of_a_proxy_does_not_show_that_nothing_ran() {
+        for (reply, is_rejected) in [
+            ("-OOM command not allowed when used memory > 'maxmemory'.\r\n", true),
+            ("-READONLY You can't write against a read only replica.\r\n", true),
+            ("-ERR upstream failure\r\n", false),
+            ("-ERR Server closed the connection\r\n", false),
+            ("-WRONGTYPE Operation against a key\r\n", false),
+        ] {
+            let error =
+                redis::parse_redis_value(reply.as_bytes()).and_then(Value::extract_error).expect_err("an error");
+            assert_eq!(Failure::of_call(error, "a server").is_rejected, is_rejected, "{reply}");
+        }
+    }
+}
