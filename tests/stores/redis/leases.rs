@@ -14,6 +14,7 @@ use tower_ratelimit::{
 };
 
 use crate::helpers::{LONG_DEADLINE, ONE_DAY, acquire};
+use crate::process::wait_until;
 use crate::server::Server;
 
 pub(crate) const DURATION: Duration = Duration::from_millis(200);
@@ -270,6 +271,23 @@ async fn rotate_secret_ends_leases() {
         let left = other.peek("alice", AcquireOptions::cost(0)).await.expect("an answer");
         assert_eq!(admitted.all() + left.remaining().expect("a figure"), LIMIT, "{before:?} before, {after:?} after");
     }
+}
+
+/// A thread that watches a file has no runtime.
+#[test]
+fn rotate_secret_outside_of_a_runtime_releases_leases() {
+    let (server, runtime) = (Server::start(), tokio::runtime::Runtime::new().expect("a runtime"));
+    let build = |builder: RedisBuilder<str>| builder.hash_keys([1; 16]).build().expect("limits");
+    let limiter = build(direct(server.open(), FixedWindow::new(QUOTA)).lease(Lease::new(DURATION)));
+    let other = build(direct(server.open(), FixedWindow::new(QUOTA)));
+    let mut admitted = Admitted::default();
+    runtime.block_on(until_many_leased(std::slice::from_ref(&limiter), "alice", &mut admitted));
+    limiter.rotate_secret([2; 16]).expect("a secret");
+    // The time of the test stops, so no lease expires.
+    wait_until("the leases are released", || {
+        let left = runtime.block_on(async { other.peek("alice", AcquireOptions::cost(0)).await }).expect("an answer");
+        admitted.all() + left.remaining().expect("a figure") == LIMIT
+    });
 }
 
 /// A runtime that nothing drives does not renew leases. A call on another one takes over.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::config::{Lease, LeaseClock};
@@ -45,6 +46,8 @@ pub(crate) struct LeaseBook {
     pub(super) task: AtomicU64,
     /// When the task ran last, by the clock of the leases; 0 for no task.
     pub(super) task_ran_at: AtomicU64,
+    /// The runtime of the task, which also sends reports of threads without a runtime.
+    pub(super) runtime: Mutex<Option<Handle>>,
     pub(super) is_closed: AtomicBool,
     limiter: String,
     observers: Observers,
@@ -105,6 +108,7 @@ impl LeaseBook {
             replied: Notify::new(),
             task: AtomicU64::new(0),
             task_ran_at: AtomicU64::new(0),
+            runtime: Mutex::default(),
             is_closed: AtomicBool::new(false),
             limiter: limiter.to_owned(),
             observers: observers.clone(),

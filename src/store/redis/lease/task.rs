@@ -1,5 +1,5 @@
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -39,6 +39,7 @@ impl LeaseBook {
             // The reports of the last task may wait in its runtime, which sends nothing.
             self.give_up_reports();
             let transport: Weak<dyn LeaseTransport> = Weak::clone(transport) as Weak<dyn LeaseTransport>;
+            *self.runtime.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime.clone());
             runtime.spawn(RenewalTask { book: Arc::clone(self), number }.run(transport));
         }
     }
@@ -79,6 +80,9 @@ impl LeaseBook {
         self.close();
         // After the reply to a report in flight, a dropped limiter sends no other report.
         self.give_up_reports();
+        let runtime = Handle::try_current().ok();
+        let runtime = runtime.or_else(|| self.runtime.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        let _entered = runtime.as_ref().map(Handle::enter);
         self.take_due(true).into_iter().for_each(|renewal| transport.send(renewal));
     }
 }
