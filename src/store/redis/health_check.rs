@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
+
 use super::client::{ClientConfig, Completion, OperationKind, OperationTarget, by_deadline, call_once};
 use super::connect::{CHECK_TIMEOUT, CONNECT_TIMEOUT, no_runtime};
 use super::limiter_state::LimiterState;
@@ -29,10 +31,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let server = &self.client.config.health.server;
         let checked = async {
             server.discover_nodes().await.map_err(|failure| failure.error)?;
-            for index in 0..server.node_count() {
-                self.check_node(index).await?;
-            }
-            Ok(())
+            try_join_all((0..server.node_count()).map(|index| self.check_node(index))).await.map(drop)
         };
         by_deadline(checked, timer, || {
             format!(
@@ -59,8 +58,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         let connection = server.connect(index).await.map_err(|failure| failure.error)?;
         let config = Arc::new(ClientConfig { deadline: CONNECT_TIMEOUT, ..ClientConfig::clone(config) });
         let run = |operations| call_once(&config, &node, Arc::clone(&connection), operations);
-        let blocked = self.probed_limits().find(|(_, limit)| !limit.facts.is_shadow);
-        let block = |micros| blocked.and_then(|(limit, _)| self.operation(Operation::Block, limit, &[], 0, 2 * micros));
+        let block =
+            |micros| self.blocked_limit().and_then(|limit| self.operation(Operation::Block, limit, &[], 0, 2 * micros));
         let blocks: Vec<_> = block(micros_floor(BLOCK)).into_iter().collect();
         let decide = |target: &OperationTarget| (target.clone(), self.probe(Operation::Acquisition));
         let mutate =
@@ -89,6 +88,12 @@ impl<Key: ?Sized> LimiterState<Key> {
         limits.filter(|(_, limit)| limit.fixed_algorithm.is_some() && !limit.held_until_end)
     }
 
+    /// The limit whose key the check blocks, because only a write shows whether the server accepts writes.
+    fn blocked_limit(&self) -> Option<usize> {
+        let in_flight = self.limits().iter().enumerate().filter(|(_, limit)| limit.fixed_algorithm.is_some());
+        self.probed_limits().chain(in_flight).find(|(_, limit)| !limit.facts.is_shadow).map(|(index, _)| index)
+    }
+
     /// Whether one decision can be made by all probed limits: the script needs the parameters of all limits.
     fn is_decided_together(&self) -> bool {
         self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) && self.probed_limits().next().is_some()
@@ -115,15 +120,63 @@ impl<Key: ?Sized> LimiterState<Key> {
         let name = format!("health-check-{:x}", random_id());
         let tag = self.has_hash_tag().then_some(&*name);
         let (mut names, mut key_offsets) = (KeyWriter::with_capacity(64), Vec::new());
-        let is_probed = |index: usize| self.probed_limits().any(|(probed, _)| probed == index);
-        let has_probed = self.probed_limits().next().is_some();
+        // The script needs a key in any case.
+        let named: Vec<_> = self.probed_limits().map(|(index, _)| index).chain(self.blocked_limit()).collect();
         for index in 0..self.limits().len() {
-            // The script needs a key in any case.
-            if is_probed(index) || !has_probed && index == 0 {
+            if named.contains(&index) || named.is_empty() && index == 0 {
                 self.key_format.append(index, tag, &mut names, |writer| writer.bytes(name.as_bytes()));
             }
             key_offsets.push(names.names_len());
         }
         self.target_of((names.into_names().into_bytes(), key_offsets), Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::Barrier;
+
+    use crate::store::inner::BoxFuture;
+    use crate::store::redis::connect::{Connection, Connector, Failure};
+    use crate::store::redis::{Redis, RedisServer};
+    use crate::{Error, Gcra, Quota};
+
+    /// A cluster whose nodes fail once a client connects to all of them.
+    struct Nodes(Arc<Barrier>);
+
+    impl Connector for Nodes {
+        fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+            let nodes = Arc::clone(&self.0);
+            Box::pin(async move {
+                nodes.wait().await;
+                Err(Failure::unusable(Error::unavailable("connected to all nodes")))
+            })
+        }
+
+        fn describe(&self) -> &'static str {
+            "nodes"
+        }
+
+        fn is_cluster(&self) -> bool {
+            true
+        }
+
+        fn node_count(&self) -> usize {
+            30
+        }
+
+        fn node_of_slot(&self, slot: u16) -> usize {
+            usize::from(slot) % 30
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn health_check_of_a_cluster_visits_all_nodes_at_the_same_time() {
+        let server = RedisServer(Arc::new(Nodes(Arc::new(Barrier::new(30)))));
+        let limiter = Redis::<str>::builder(server, "api", Gcra::new(Quota::per_second(1))).build().expect("limits");
+        let error = limiter.health_check().await.expect_err("the nodes fail");
+        assert!(error.to_string().contains("connected to all nodes"), "{error}");
     }
 }

@@ -171,6 +171,9 @@ impl<Key: ?Sized> Redis<Key> {
     /// Call it at start-up: misconfiguration is known before the first request, and the script is loaded. The keys are
     /// removed at the end, or expire.
     ///
+    /// The check writes a key of limits on requests in flight, and makes no decision by them. It does not check limits
+    /// whose algorithm the key chooses.
+    ///
     /// # Errors
     ///
     /// If there is no connection within two seconds, or no decision within four, Redis rejects the password, the script or

@@ -4,7 +4,8 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use tower_ratelimit::{
-    AcquireOptions, DynLimit, Error, Gcra, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisServer, SlidingLog,
+    AcquireOptions, DynLimit, Error, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
+    SlidingLog,
 };
 
 use crate::helpers::{LONG_DEADLINE, is_allowed, redis_limiter};
@@ -292,11 +293,15 @@ async fn refused_scripts_and_writes_are_errors() {
     let error =
         at(&format!("redis://app:secret@127.0.0.1:{}", server.port)).health_check().await.expect_err("no scripts");
     assert_error_contains(&error, "EVALSHA");
+    let in_flight = redis_limiter::<str>(server.open(), "api", InFlight::new(3));
+    in_flight.health_check().await.expect("a working Redis");
     server.command(&["REPLICAOF", "127.0.0.1", "1"]);
     assert_error_contains(&at(&server.address()).health_check().await.expect_err("no writes"), "replica");
+    assert_error_contains(&in_flight.health_check().await.expect_err("no writes"), "replica");
     server.command(&["REPLICAOF", "NO", "ONE"]);
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_error_contains(&at(&server.address()).health_check().await.expect_err("no writes"), "maxmemory");
+    assert_error_contains(&in_flight.health_check().await.expect_err("no writes"), "maxmemory");
 }
 
 #[tokio::test]
