@@ -224,12 +224,6 @@ if fast == 2 then
       end
     end
   end
-  -- A key of an update that has carried nothing.
-  for key = 1, #KEYS do
-    if not reported[key] then
-      fast = 0
-    end
-  end
   if fast == 2 then
     fast = 1
   end
