@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bb8_redis::bb8::{ManageConnection, Pool, PooledConnection, RunError};
@@ -7,10 +7,9 @@ use futures_util::future::{Either, select};
 use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::sleep;
 
-use super::connect::{Connection, Connector, Failure, SharedConnection, with_connect_timeout};
+use super::connect::{Connection, Connector, Failure, Opening, SharedConnection, with_connect_timeout};
 use super::server::RedisServer;
 use crate::error::Error;
 use crate::store::inner::BoxFuture;
@@ -30,7 +29,8 @@ where
     M::Connection: ConnectionLike + Clone + Send + Sync + 'static,
 {
     fn from(pool: Pool<M>) -> Self {
-        Self(Arc::new(PoolConnector { pool, kept: Arc::default() }))
+        let kept = Kept { connection: Mutex::default(), opening: Opening::default() };
+        Self(Arc::new(PoolConnector { pool, kept: Arc::new(kept) }))
     }
 }
 
@@ -52,11 +52,20 @@ struct ManagerConnector<M>(Arc<M>);
 
 struct PoolConnector<M: ManageConnection> {
     pool: Pool<M>,
-    kept: Kept<M>,
+    kept: Arc<Kept<M>>,
 }
 
 /// The connection that was opened last.
-type Kept<M> = Arc<AsyncMutex<Option<Arc<PoolConnection<M>>>>>;
+struct Kept<M: ManageConnection> {
+    connection: Mutex<Option<Arc<PoolConnection<M>>>>,
+    opening: Opening,
+}
+
+impl<M: ManageConnection> Kept<M> {
+    fn connection(&self) -> MutexGuard<'_, Option<Arc<PoolConnection<M>>>> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A connection that is checked out of the pool, or was opened beside the pool while the pool gave none.
 struct PoolConnection<M: ManageConnection> {
@@ -73,7 +82,7 @@ impl<M: Manager> PoolConnector<M> {
     const PATIENCE: Duration = Duration::from_millis(100);
 
     /// Checks a connection out of the pool. While the pool gives none after an outage, opens one by its manager.
-    async fn open(pool: Pool<M>, kept: &Kept<M>) -> Result<Arc<PoolConnection<M>>, RedisError> {
+    async fn open(pool: Pool<M>, kept: &Arc<Kept<M>>) -> Result<Arc<PoolConnection<M>>, RedisError> {
         let getting = |pool: Pool<M>| Box::pin(async move { pool.get_owned().await });
         let mut get = getting(pool.clone());
         loop {
@@ -94,13 +103,16 @@ impl<M: Manager> PoolConnector<M> {
             loop {
                 let pooled = get.await;
                 let (Some(kept), Some(bridged)) = (Weak::upgrade(&kept), Weak::upgrade(&bridged)) else { return };
-                if bridged.is_left.load(Ordering::Acquire) {
-                    return;
-                }
-                if let Ok(pooled) = pooled {
-                    *kept.lock().await = Some(PoolConnection::new(pooled.clone(), Some(pooled)));
-                    bridged.leave();
-                    return;
+                {
+                    let mut current = kept.connection();
+                    if bridged.is_left() {
+                        return;
+                    }
+                    if let Ok(pooled) = pooled {
+                        *current = Some(PoolConnection::new(pooled.clone(), Some(pooled)));
+                        bridged.leave();
+                        return;
+                    }
                 }
                 drop((kept, bridged));
                 sleep(Self::PATIENCE).await;
@@ -138,7 +150,7 @@ impl<M: Manager> Connection for PoolConnection<M> {
     }
 
     fn is_open(&self) -> BoxFuture<bool> {
-        if self.is_left.load(Ordering::Acquire) {
+        if self.is_left() {
             return Box::pin(std::future::ready(false));
         }
         self.connection.is_open()
@@ -147,24 +159,28 @@ impl<M: Manager> Connection for PoolConnection<M> {
     fn give_up(&self) {
         self.leave();
     }
+
+    fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Acquire)
+    }
 }
 
 impl<M: Manager> Connector for PoolConnector<M> {
     fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
         let (pool, kept) = (self.pool.clone(), Arc::clone(&self.kept));
         Box::pin(async move {
-            let mut current = kept.lock().await;
-            if let Some(connection) = &*current
-                && connection.is_open().await
-            {
-                return Ok(Arc::clone(connection) as Arc<dyn Connection>);
+            let _opening = kept.opening.begin().await;
+            let current = || kept.connection().clone();
+            while let Some(connection) = current() {
+                if connection.is_open().await {
+                    return Ok(connection as Arc<dyn Connection>);
+                }
+                connection.give_up();
+                kept.connection().take_if(|kept| Arc::ptr_eq(kept, &connection));
             }
-            if let Some(lost) = current.take() {
-                lost.give_up();
-            }
-            let connection = with_connect_timeout("a pool", Self::open(pool, &kept)).await?;
-            *current = Some(Arc::clone(&connection));
-            Ok(connection as Arc<dyn Connection>)
+            let opened = with_connect_timeout("a pool", Self::open(pool, &kept)).await?;
+            // The pool, or another caller, may have given one meanwhile.
+            Ok(Arc::clone(kept.connection().get_or_insert(opened)) as Arc<dyn Connection>)
         })
     }
 

@@ -9,7 +9,7 @@ use tokio::time::{Instant, advance, pause, resume, sleep};
 use tower_ratelimit::limiter::AdminOperation;
 use tower_ratelimit::{AcquireOptions, BlockReason, Limiter, Quota, RedisCell, RedisServer, Verdict};
 
-use crate::helpers::{LONG_DEADLINE, acquire, is_allowed};
+use crate::helpers::{LONG_DEADLINE, acquire, decides_beside_a_stopped_runtime, is_allowed};
 use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -276,4 +276,13 @@ fn invalid_cell_configuration_is_a_build_error() {
     ] {
         assert!(invalid.expect_err("invalid configuration").is_config());
     }
+}
+
+/// A runtime stops while it opens the connection that all share.
+#[test]
+fn stopped_runtime_that_opens_a_connection_does_not_stop_others() {
+    let server = with_module();
+    let builder = RedisCell::builder(server.open(), "api", Quota::per_hour(1_000));
+    let limiter = builder.deadline(Duration::from_millis(300)).build().expect("a quota");
+    decides_beside_a_stopped_runtime(&server, || acquire(&limiter, "alice", AcquireOptions::default()));
 }

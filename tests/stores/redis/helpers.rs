@@ -9,6 +9,9 @@ use tower_ratelimit::{
     Redis, RedisServer, SlidingLog, SlidingWindow, TokenBucket,
 };
 
+use crate::process::wait_until;
+use crate::server::Server;
+
 /// A deadline that only a hanging call misses, for tests without deadlines as their subject.
 pub(crate) const LONG_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -89,4 +92,18 @@ pub(crate) fn every_algorithm_of_a_period(
         one(server, "weighted window", clock, SlidingWindow::new(quota).blocks(1).weighted()),
         one(server, "sliding log", clock, SlidingLog::new(quota)),
     ]
+}
+
+/// A runtime connects to a silent server, and is not driven again. Another one decides once the server replies.
+pub(crate) fn decides_beside_a_stopped_runtime<F: Future<Output = Result<Outcome, Error>>>(
+    server: &Server,
+    decide: impl Fn() -> F,
+) {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (stopped, driven) = (runtime(), runtime());
+    server.signal("-STOP");
+    let silent = stopped.block_on(decide());
+    server.signal("-CONT");
+    silent.expect_err("a silent server");
+    wait_until("a decision of the other runtime", || driven.block_on(decide()).is_ok());
 }

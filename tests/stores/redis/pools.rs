@@ -1,14 +1,16 @@
 //! A bb8 pool that the application brings: the limiters check one connection out of it, and keep it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::{Builder, Pool};
 use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, Gcra, Quota, Redis, RedisServer};
 
-use crate::helpers::{LONG_DEADLINE, acquire, is_allowed, redis_limiter};
+use crate::helpers::{LONG_DEADLINE, acquire, decides_beside_a_stopped_runtime, is_allowed, redis_limiter};
 use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -72,9 +74,8 @@ async fn lost_connection_is_replaced_by_another_check_out() {
 }
 
 /// After an outage the pool waits longer and longer before it connects again. A connection beside it bridges that time, and
-/// is closed when the pool has one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outage_ends_before_the_pool_connects_again() {
+/// is closed when the pool has one. Meanwhile so many callers decide without a pause.
+async fn outage_before_the_pool_connects_again(callers: usize) {
     let server = Server::start();
     let proxy = Proxy::before(server.socket());
     let pool = pool(&format!("redis://{}", proxy.address), |pool| pool.connection_timeout(LONG_DEADLINE));
@@ -93,11 +94,42 @@ async fn outage_ends_before_the_pool_connects_again() {
         sleep(Duration::from_millis(5)).await;
     }
     println!("answered with {:?}", pool.state());
+    let limiter = Arc::new(limiter);
+    let mut tasks = JoinSet::new();
+    for _ in 0..callers {
+        let limiter = Arc::clone(&limiter);
+        tasks.spawn(async move {
+            loop {
+                assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
+            }
+        });
+    }
     while pool.state().connections == 0 || clients(&server) > 1 {
         assert!(Instant::now() < until, "the limiter does not return to the pool: {:?}", pool.state());
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
         sleep(Duration::from_millis(20)).await;
     }
+    assert!(tasks.try_join_next().is_none(), "a decision failed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_ends_before_the_pool_connects_again() {
+    outage_before_the_pool_connects_again(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limiter_under_load_returns_to_the_pool_after_an_outage() {
+    outage_before_the_pool_connects_again(64).await;
+}
+
+/// A runtime stops while it opens the connection that all share.
+#[test]
+fn stopped_runtime_that_opens_a_connection_of_a_pool_does_not_stop_others() {
+    let (server, pool_runtime) = (Server::start(), Runtime::new().expect("a runtime"));
+    let pool = pool_runtime.block_on(async { pool(&server.address(), |pool| pool) });
+    let builder = Redis::<str>::builder(RedisServer::from(pool), "api", Gcra::new(QUOTA));
+    let limiter = builder.deadline(Duration::from_millis(300)).build().expect("limits");
+    decides_beside_a_stopped_runtime(&server, || acquire(&limiter, "alice", AcquireOptions::default()));
 }
 
 #[test]

@@ -5,13 +5,12 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
-use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::limiter::LimiterFuture;
 use crate::store::inner::runtime::{Sleep, sleep};
-use crate::store::redis::connect::{Connection, Failure, no_runtime, runtime_ends};
+use crate::store::redis::connect::{Connection, Failure, Opening, no_runtime, runtime_ends};
 use crate::store::redis::health::ServerHealth;
 
 /// The connection of a `RedisCell`: concurrent commands share it, and each is a call of its own.
@@ -22,7 +21,7 @@ pub(super) struct CellLink {
     pub(super) deadline: Duration,
     state: Mutex<LinkState>,
     /// Locked while the connection is checked or opened.
-    opening: Arc<AsyncMutex<()>>,
+    opening: Opening,
 }
 
 #[derive(Default)]
@@ -40,7 +39,7 @@ impl CellLink {
     const MAX_UNANSWERED: u64 = 64;
 
     pub(super) fn new(health: ServerHealth, deadline: Duration) -> Self {
-        Self { health, deadline, state: Mutex::default(), opening: Arc::default() }
+        Self { health, deadline, state: Mutex::default(), opening: Opening::default() }
     }
 
     /// Sends a command, and reads the reply. A command whose future is dropped before it was sent is not sent.
@@ -94,7 +93,7 @@ impl CellLink {
         if let Some(connection) = self.last_connection().filter(|connection| Arc::strong_count(connection) > 2) {
             return Ok(connection);
         }
-        let opening = Arc::clone(&self.opening).lock_owned().await;
+        let opening = self.opening.begin().await;
         if let Some(connection) = self.last_connection()
             && connection.is_open().await
         {

@@ -68,6 +68,8 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
         // A call with holds is sent before the next batch is taken: its sessions count then.
         let mut must_send = false;
         while !must_send && control.accepts_call(queue.waiting()) {
+            // Under constant load there is always a call in flight: no other call begins on a connection that was left.
+            connection = connection.filter(|connection| !connection.is_left());
             // Callers with results must not wait for a connection. Their call has just ended on this one.
             if calls.is_empty() && answers.0.is_empty() && !is_usable(connection.as_ref()).await {
                 control.reset_connection();

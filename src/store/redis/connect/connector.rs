@@ -115,4 +115,9 @@ pub(crate) trait Connection: Send + Sync {
 
     /// A call has found that the connection is lost.
     fn give_up(&self) {}
+
+    /// Whether the connection was given up, or was replaced by a better one.
+    fn is_left(&self) -> bool {
+        false
+    }
 }

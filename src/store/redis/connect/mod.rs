@@ -4,6 +4,8 @@ mod address;
 mod connector;
 mod credentials;
 mod failure;
+#[cfg(any(feature = "bb8", feature = "redis-cell"))]
+mod opening;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
 mod shared_connection;
@@ -20,6 +22,8 @@ pub(crate) use self::connector::{CHECK_TIMEOUT, CONNECT_TIMEOUT, Connection, Con
 pub use self::credentials::RedisCredentials;
 pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime, runtime_ends};
+#[cfg(any(feature = "bb8", feature = "redis-cell"))]
+pub(crate) use self::opening::Opening;
 #[cfg(feature = "redis-sentinel")]
 pub(crate) use self::sentinel::SentinelConnector;
 #[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
