@@ -311,6 +311,10 @@ async fn silent_server_is_an_error_within_the_connect_timeout() {
     let error = at(&format!("redis://{address}")).health_check().await.expect_err("a silent server");
     assert!(error.is_unavailable());
     assert_error_contains(&error, "within 2s");
+    let cluster = RedisServer::cluster([format!("redis://{address}")]).expect("an address");
+    let cluster = redis_limiter::<str>(cluster, "api", Gcra::new(QUOTA));
+    let error = cluster.health_check().await.expect_err("a silent node");
+    assert_error_contains(&error, "a cluster node did not respond in time; check that the server is reachable");
 }
 
 #[test]

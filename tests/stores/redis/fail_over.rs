@@ -13,8 +13,7 @@ use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis, RedisServer};
 
 use crate::cluster_server::{Cluster, MASTERS};
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
-use crate::load::DEADLINE;
-use crate::process::TIMEOUT;
+use crate::process::{TIMEOUT, wait_until};
 use crate::sentinel_server::{SentinelDeployment, fail_over};
 use crate::server::Server;
 
@@ -107,7 +106,7 @@ async fn over_admission(pair: FailOver<'_>) {
     let probe = redis_limiter(open.clone(), "lost0", limits);
     probe.health_check().await.expect("a working master");
     let least = least_bytes(&probe, master, &keys[0]).await;
-    let limiter = Redis::<str>::builder(open, "lost1", limits).deadline(DEADLINE).build().expect("limits");
+    let limiter = redis_limiter(open, "lost1", limits);
     let read_at = Arc::new(AtomicU64::new(u64::MAX));
     let began = Instant::now();
     let now = move || u64::try_from(began.elapsed().as_micros()).expect("soon");
@@ -143,7 +142,9 @@ async fn over_admission(pair: FailOver<'_>) {
     sleep(Duration::from_millis(300)).await;
     if is_lagging {
         replica.fall_behind();
-        sleep(Duration::from_millis(300)).await;
+        let cut = master.offset();
+        // Many more charges than calls under way, which are not answered.
+        wait_until("charges that the replica lacks", || master.offset() > cut + least * 10 * KEYS as u64);
     }
     // The offset covers every answer before this. Later answers are counted separately.
     read_at.store(now(), Ordering::SeqCst);

@@ -154,7 +154,8 @@ async fn limits_by_different_sub_keys_have_separate_keys() {
         Limit::new("team", Gcra::new(QUOTA)).keyed_by(|&(_, team): &(u64, u64)| team),
         Limit::new("all", Gcra::new(QUOTA)).keyed_by(|_: &(u64, u64)| ()),
     );
-    let limiter = Redis::builder(server.open(), "api", limits).prefix("mine").build().expect("limits");
+    let builder = Redis::builder(server.open(), "api", limits).prefix("mine").deadline(LONG_DEADLINE);
+    let limiter = builder.build().expect("limits");
     let _ = limiter.acquire(&(7, 7), AcquireOptions::default()).await.expect("an answer");
     let mut keys = server.keys();
     keys.sort();

@@ -1,3 +1,4 @@
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -182,7 +183,9 @@ impl Topology {
         });
         let reply = match query.await {
             Ok(reply) => reply?,
-            Err(_) => return Err((ErrorKind::Io, "a cluster node did not respond in time").into()),
+            Err(_) => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "a cluster node did not respond in time").into());
+            }
         };
         if SlotMap::default().merge_reply(&reply, &node.0).is_none() {
             return Err((ErrorKind::ClusterConnectionNotFound, "a cluster node knows no slots").into());
