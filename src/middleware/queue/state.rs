@@ -321,11 +321,11 @@ impl Queue {
         let decision = if *decided_for == class.key { decision } else { decision.most_restrictive_only() };
         let own = match decision.verdict() {
             Verdict::ExceedsLimit => return Some(decision),
-            // Until a request ends, as a limit on requests in flight says.
-            Verdict::Allowed if self.forecast.is_unknown() => Duration::from_secs(1),
             Verdict::Allowed => Duration::ZERO,
             Verdict::AllowedAfter(wait) | Verdict::Denied { retry_after: wait } => wait,
         };
+        // When a request in flight ends is unknown, also some time after the limit has said so.
+        let own = if self.forecast.is_unknown() { own.max(Duration::from_secs(1)) } else { own };
         let is_estimate = decision.is_estimate() || self.forecast.is_unknown();
         Some(decision.into_denied(class.cost, wait.unwrap_or(own)).with_estimate(is_estimate))
     }

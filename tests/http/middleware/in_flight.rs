@@ -177,7 +177,7 @@ async fn in_flight_queue_rejects_with_the_wait_of_the_limit() {
             rejected += 1;
         }
     }
-    assert!(rejected > 50 && started > 50, "{rejected} {started}");
+    assert!(rejected > 50 && started > 30, "{rejected} {started}");
 }
 
 /// A waiting request that leaves holds nothing, and the next one starts.
