@@ -101,11 +101,10 @@ impl Plan {
             plan.has_shadows |= reading.shadow;
             plan.has_marks |= reading.near.has(NearLimit::HAS_MARK);
             plan.holds |= reading.holds;
-            plan.schedules &= reading.shadow || reading.supports_scheduling;
+            // A request whose cost an enforced limit holds must start now.
+            plan.schedules &= reading.shadow || reading.supports_scheduling && !reading.holds;
             all_allow &= reading.verdict == Verdict::Allowed;
         }
-        // A request whose cost is held, also by a shadow, must start now.
-        plan.schedules &= !plan.holds;
         // A limit that allows the request now does so too for a caller that accepts no delay.
         if all_allow {
             return plan;
@@ -133,7 +132,8 @@ impl Plan {
         // Nothing is scheduled beside a share, so the waits of now are exact.
         let has_share = readings.clone().any(|reading| reading.share == ShareRole::Share);
         let accepts_delay = !options.hold && options.max_delay.is_none_or(|max_delay| !max_delay.is_zero());
-        if self.limits < 2 || has_share || self.holds || self.verdict.is_allowed() || !accepts_delay {
+        let holds = enforced(readings.clone()).any(|reading| reading.holds);
+        if self.limits < 2 || has_share || holds || self.verdict.is_allowed() || !accepts_delay {
             return None;
         }
         let blocked = enforced(readings).map(|reading| reading.blocked).max().unwrap_or_default();

@@ -379,7 +379,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
             snapshot.unwrap_or_else(|| algorithm.peek_with_held(state, now, now_only, held.saturating_add(cost)).1);
         let (name, is_shadow) = (table.limit.name_handle(), table.limit.is_shadow());
         let (kept_free, is_bucket, near) = (0, false, NearLimit::NONE);
-        Some(Charged { name, snapshot, kept_free, is_bucket, is_shadow, supports_scheduling: false, near })
+        Some(Charged { name, snapshot, kept_free, is_bucket, is_shadow, supports_scheduling: is_shadow, near })
     }
 
     /// Holds the cost on a key that has a slot.

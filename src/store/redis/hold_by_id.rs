@@ -62,7 +62,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         call_id.check()?;
         let target = self.target(key, self.algorithms(key))?;
         let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_| 0.0)?;
-        let (holds, kept_free) = (options.hold || self.holds_until_end(key), self.kept_free(key));
+        let (holds, kept_free) = (options.hold || self.holds_until_end(key, true), self.kept_free(key));
         let request = PendingDecision { options, target, holds, once: Some(once), kept_free };
         let template = request.template(true, Vec::new());
         self.client.submit_pending(request, template)

@@ -32,8 +32,11 @@ pub(super) struct LimiterState<Key: ?Sized> {
     /// Registers this limiter for the conflict warnings of other limiters.
     _registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
-    last_template: ArcSwapOption<(Operation, Costs, Option<Duration>, Arc<OperationTemplate>)>,
+    last_template: ArcSwapOption<(TemplateOptions, Arc<OperationTemplate>)>,
 }
+
+/// The operation, the costs, the maximum delay, and whether the request holds.
+type TemplateOptions = (Operation, Costs, Option<Duration>, bool);
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Returns the state, and the conflicts with other limiters of this process. `earlier` is the state that it replaces.
@@ -193,14 +196,12 @@ impl<Key: ?Sized> LimiterState<Key> {
         algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
         options: AcquireOptions,
     ) -> Arc<OperationTemplate> {
-        let costs = options.costs();
+        let of_options = (operation, options.costs(), options.max_delay, options.hold);
         let kept_free = if operation == Operation::Settle { Vec::new() } else { self.kept_free(key) };
-        if let Some((known, known_costs, max_delay, template)) = self.last_template.load().as_deref()
+        if let Some((known, template)) = self.last_template.load().as_deref()
             && algorithms.is_empty()
-            && *known == operation
             && template.kept_free == kept_free
-            && *known_costs == costs
-            && *max_delay == options.max_delay
+            && *known == of_options
         {
             return Arc::clone(template);
         }
@@ -210,8 +211,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             && self.supports_fast_path(algorithms, options, operation == Operation::Hold);
         let template = Arc::new(template);
         if algorithms.is_empty() {
-            let last = (operation, costs, options.max_delay, Arc::clone(&template));
-            self.last_template.store(Some(Arc::new(last)));
+            self.last_template.store(Some(Arc::new((of_options, Arc::clone(&template)))));
         }
         template
     }
@@ -267,7 +267,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             self.reserve(key, options, reserve)
         } else if let Some(once) = options.charged_once() {
             self.acquire_once(key, options, once)
-        } else if options.hold || self.holds_until_end(key) {
+        } else if options.hold || self.holds_until_end(key, true) {
             self.hold(key, options)
         } else {
             self.decide(Operation::Acquisition, key, options)
@@ -285,7 +285,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         key: &Key,
         mut options: AcquireOptions,
     ) -> Result<LimiterFuture<T>, Error> {
-        if options.hold || self.holds_until_end(key) {
+        if options.hold || self.holds_until_end(key, false) {
             // The peek of a hold: a hold starts now.
             options.max_delay = Some(Duration::ZERO);
         }
@@ -325,11 +325,10 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Returns whether a limit that applies to a key holds every cost until the request ends.
-    pub(super) fn holds_until_end(&self, key: &Key) -> bool {
-        self.limits()
-            .iter()
-            .zip(&*self.limit_fns)
-            .any(|(limit, RedisLimit(fns))| limit.held_until_end && fns.applies_to(key))
+    pub(super) fn holds_until_end(&self, key: &Key, with_shadows: bool) -> bool {
+        self.limits().iter().zip(&*self.limit_fns).any(|(limit, RedisLimit(fns))| {
+            limit.held_until_end && (with_shadows || !limit.facts.is_shadow) && fns.applies_to(key)
+        })
     }
 
     /// Names the limits that apply to a key.

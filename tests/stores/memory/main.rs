@@ -32,6 +32,7 @@ mod reservation_ids;
 mod reservation_model;
 mod scheduling;
 mod several_limits;
+mod shadows;
 mod share_law;
 mod shares;
 mod snapshot;

@@ -31,12 +31,12 @@ pub(crate) struct Call {
 
 /// The options of a limit, which the model applies by itself.
 #[derive(Clone, Copy, Debug)]
-struct Spec {
+pub(crate) struct Spec {
     kind: u64,
     quota: Quota,
     part: usize,
     is_conditional: bool,
-    is_shadow: bool,
+    pub(crate) is_shadow: bool,
     keeps_free: bool,
     unit: Option<&'static str>,
     fixed: Option<u64>,
@@ -64,11 +64,17 @@ impl Spec {
         }
     }
 
+    /// An enforced limit that often schedules, or a shadow.
+    pub(crate) fn beside_shadows(random: &mut Random, is_enforced: bool) -> Self {
+        let spec = Self { is_shadow: !is_enforced, unit: None, ..Self::random(random, true) };
+        if is_enforced && random.below(2) == 0 { Self { kind: 8, keeps_free: false, ..spec } } else { spec }
+    }
+
     fn sub_key(&self, call: &Call) -> u64 {
         [call.user, call.team, 0][self.part]
     }
 
-    fn applies(&self, index: usize, call: &Call) -> bool {
+    pub(crate) fn applies(&self, index: usize, call: &Call) -> bool {
         !self.is_conditional || call.applies >> index & 1 == 1
     }
 
@@ -89,7 +95,7 @@ impl Spec {
     }
 
     /// The limit with its options.
-    fn limit(self, index: usize) -> DynLimit<Call> {
+    pub(crate) fn limit(self, index: usize) -> DynLimit<Call> {
         fn with_options<A: Algorithm>(spec: Spec, index: usize, algorithm: A) -> DynLimit<Call> {
             let limit = Limit::new(format!("limit {index}"), algorithm).keyed_by(move |call: &Call| spec.sub_key(call));
             let limit = if let Some(cost) = spec.fixed { limit.fixed_cost(cost) } else { limit };
@@ -317,7 +323,7 @@ fn run<T>(future: LimiterFuture<T>) -> Result<T, Error> {
     })
 }
 
-fn random_call(random: &mut Random) -> Call {
+pub(crate) fn random_call(random: &mut Random) -> Call {
     let kept = [0; MAX_LIMITS].map(|_| [0, 0, 1, 3, 5][random.index(5)]);
     let applies = u8::try_from(random.below(1 << MAX_LIMITS)).expect("a byte");
     Call { user: random.below(3), team: random.below(2), applies, kept }

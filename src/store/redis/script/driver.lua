@@ -40,7 +40,7 @@ local function run_decision_of_some(template, operation)
   some.record, some.counts = template.record, template.counts
   some.lifetime, some.max_ids = template.lifetime, template.max_ids
   some.repeats, some.charges_before = template.repeats, template.charges_before and {}
-  some.hold_repeats = template.hold_repeats
+  some.hold_repeats, some.max_delay = template.hold_repeats, template.max_delay
   for l = 1, all_limits do
     if operation[l + 1] > 0 then
       local next = #applying + 1

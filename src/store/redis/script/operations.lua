@@ -71,7 +71,7 @@ end
 -- a charge as of the start would waste it. Held costs do not count: they are no part of the state that is charged.
 local function evaluate(template, operation, at, max_delay, with_blocks)
   local verdicts, immediates = { nil, nil, nil, nil }, { nil, nil, nil, nil }
-  local can_schedule, longest_wait, second_wait, exceeds = template.op ~= OPERATION.hold, 0, 0, false
+  local can_schedule, longest_wait, second_wait, exceeds = true, 0, 0, false
   local group = template.group
   share, borrowed_share = 0, 0
   for l = 1, limits do
@@ -99,7 +99,8 @@ local function evaluate(template, operation, at, max_delay, with_blocks)
     end
     verdicts[l], immediates[l] = own, immediate
     if not p.is_shadow then
-      can_schedule = can_schedule and supports_scheduling
+      -- A request that holds starts now.
+      can_schedule = can_schedule and supports_scheduling and template.max_delay ~= false
       if immediate > longest_wait then
         longest_wait, second_wait = immediate, longest_wait
       elseif immediate > second_wait then
@@ -127,10 +128,13 @@ end
 local function blocked_for(template, operation)
   local longest = 0
   -- Nothing is scheduled beside a share, so the waits of now are exact.
-  if limits > 1 and share == 0 and template.arg2 ~= 0 and template.op ~= OPERATION.hold then
+  if limits > 1 and share == 0 and template.max_delay and template.max_delay ~= 0 then
     for l = 1, limits do
       local p = template[l]
       if not p.is_shadow then
+        if template.op == OPERATION.hold and template.ids[l] ~= 0 then
+          return 0
+        end
         longest = max(longest, blocks[operation[l + 1]] - now)
       end
     end
@@ -140,7 +144,7 @@ end
 
 -- Replaces the verdicts of enforced limits by those as of the end of a block: nothing is allowed before.
 local function evaluate_after_block(template, operation, verdicts, blocked)
-  local as_of_end, immediates, can_schedule = evaluate(template, operation, now + blocked, template.arg2, false)
+  local as_of_end, immediates, can_schedule = evaluate(template, operation, now + blocked, template.max_delay, false)
   if not can_schedule then
     as_of_end = immediates
   end
@@ -220,7 +224,7 @@ local function decide(template, operation)
       return
     end
   end
-  local verdicts, immediates, can_schedule = evaluate(template, operation, now, holding and 0 or template.arg2, true)
+  local verdicts, immediates, can_schedule = evaluate(template, operation, now, template.max_delay or 0, true)
   local blocked = blocked_for(template, operation)
   if blocked > 0 then
     evaluate_after_block(template, operation, verdicts, blocked)

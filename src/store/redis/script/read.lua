@@ -22,10 +22,12 @@
 --   H  the number of the limit, from 1; 0 for all limits
 --   d  arg1: the cost of a charge or a set; twice the time of a block, plus 1 for an escalation; the expiry of an update
 --      or a lease; of a decision the sum of 1, 2, 4 .. for each limit that keeps units free, and of the next powers of 2
---      for each limit that has a part in guaranteed shares
+--      for each limit that has a part in guaranteed shares, and the next power of 2 for a request that only limits on
+--      requests in flight hold, of which one is a shadow
 --   d  arg2: the maximum delay (-1 for the algorithm's default); the expiry of a hold; the maximum that leases hold
 --   d  for each limit of the template: its kernel's parameters, 1 for a shadow limit, and the cost
---   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units
+--   d  of a decision: for each limit that keeps units free its kernel's parameters for the cost and these units; for a
+--      request that only limits on requests in flight hold, of which one is a shadow, the maximum delay plus 1
 --
 -- An operation is the number of its template, for each limit the number of its key (0 for a limit without part in the
 -- operation), and a repeat count (all H). Then come its own numbers:
@@ -252,10 +254,12 @@ end
 
 local templates = {}
 for index = 1, template_count do
-  local op, limit, arg1, arg2
+  local op, limit, arg1, arg2, max_delay
   op, limit, arg1, arg2, pos = unpack('<HHdd', input, pos)
   local template = { nil, nil, nil, nil, op = op, code = op, limit = limit, arg1 = arg1, arg2 = arg2, ids = false, asked = false }
   template.group, template.record, template.numbers = false, false, 0
+  -- False if the request holds.
+  template.max_delay = op ~= OPERATION.hold and op ~= OPERATION.reserve and op ~= OPERATION.once_hold and arg2
   for l = limit > 0 and limit or 1, limit > 0 and limit or limits do
     local params = kernels[l].params
     local p = { unpack(format(params + 2), input, pos) }
@@ -281,6 +285,10 @@ for index = 1, template_count do
         template.group[l] = arg1 % 2 == 1
         arg1 = math.floor(arg1 / 2)
       end
+    end
+    if arg1 > 0 then
+      max_delay, pos = unpack('<d', input, pos)
+      template.max_delay = max_delay - 1
     end
   end
   if op == OPERATION.hold or op >= OPERATION.update then

@@ -16,7 +16,7 @@ pub(crate) struct OperationTemplate {
     pub(crate) limit: u16,
     /// The cost of a charge or a set; twice the time of a block, plus 1 for an escalation; the time of the expiry of a
     /// session or a lease; of a decision for each limit that keeps units free a bit, then for each limit with a part in
-    /// shares a bit.
+    /// shares a bit, then a bit for a request that holds nothing itself beside a shadow that does.
     pub(crate) arg1: u64,
     /// The maximum delay of a decision (-1 for the algorithm's default), the expiry of a hold, or the maximum that leases
     /// hold.
@@ -24,7 +24,8 @@ pub(crate) struct OperationTemplate {
     /// The cost of an operation on one limit. Not sent.
     pub(crate) cost: u64,
     /// For each limit of the operation the algorithm's parameters, 1 for a shadow limit, and the cost. Of a decision then
-    /// for each limit that keeps units free the algorithm's parameters for the cost and these units.
+    /// for each limit that keeps units free the algorithm's parameters for the cost and these units, and with the last bit of
+    /// `arg1` the maximum delay plus 1, 0 for the algorithm's default.
     pub(crate) params: Vec<u64>,
     /// The calendars of windows, each with the number of parameters before the end of its own: instants around the
     /// server's time are sent in the place of the last five.
@@ -90,10 +91,8 @@ impl LimitSet {
         charges_before: Vec<u64>,
     ) -> OperationTemplate {
         let limits = &self.limits;
-        let arg2 = match operation {
-            Operation::Hold | Operation::OnceHold => Some(self.hold_expiry),
-            _ => options.max_delay,
-        };
+        let is_hold = matches!(operation, Operation::Hold | Operation::OnceHold);
+        let arg2 = if is_hold { Some(self.hold_expiry) } else { options.max_delay };
         let mut template = OperationTemplate {
             arg2: arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX)),
             cost: options.cost,
@@ -118,6 +117,12 @@ impl LimitSet {
         }
         for (index, _) in limits.iter().enumerate().filter(|(_, limit)| limit.facts.share != ShareRole::None) {
             template.arg1 |= 1 << (limits.len() + index);
+        }
+        let is_in_flight = |limit: &LimitInfo| limit.held_until_end && limit.facts.is_shadow;
+        if is_hold && !options.hold && limits.iter().any(is_in_flight) {
+            // A shadow in flight does not prevent the enforced limits from scheduling.
+            template.arg1 |= 1 << (2 * limits.len());
+            template.params.push(options.max_delay.map_or(0, |max_delay| micros_floor(max_delay).saturating_add(1)));
         }
         template
     }

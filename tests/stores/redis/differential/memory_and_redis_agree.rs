@@ -167,6 +167,18 @@ async fn in_flight_with_rates() {
         Limit::new("shadow", InFlight::new(2)).keyed_by(USER).shadow(),
     ];
     compare(&FORWARD, "shadow flights", limits).await;
+    let limits = limits![
+        Limit::new("queue", LeakyQueue::new(a)).keyed_by(USER),
+        Limit::new("bucket", Gcra::new(b)).keyed_by(TEAM),
+        Limit::new("shadow", InFlight::new(2)).keyed_by(USER).shadow(),
+        Limit::new("streams", InFlight::new(6)).keyed_by(ALL).only_if((|caller| caller.user == 1) as Condition),
+    ];
+    compare(&FORWARD, "scheduled shadow flights", limits).await;
+    let limits = limits![
+        Limit::new("queue", LeakyQueue::new(a)).keyed_by(USER).only_if((|caller| caller.user > 0) as Condition),
+        Limit::new("shadow", InFlight::new(1)).keyed_by(TEAM).shadow(),
+    ];
+    compare(&FORWARD, "queued shadow flights", limits).await;
 }
 
 #[tokio::test]
