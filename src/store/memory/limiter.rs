@@ -331,7 +331,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<K
     ///
     /// A limit takes over the table of a previous one if the name, the type of the algorithm and the type of the
     /// sub-key are equal: usage and blocks are kept. A key in a limit that can be replaced takes the space of any
-    /// setting of its algorithm. With a [`SlidingWindow`](crate::SlidingWindow) these are 60 blocks, some 600 bytes.
+    /// setting of its algorithm. With a [`SlidingWindow`](crate::SlidingWindow) this is some 1,100 bytes.
     /// Any other new limit starts empty, and the keys of any other previous limit are dropped. Each algorithm documents
     /// how it carries usage over.
     ///
