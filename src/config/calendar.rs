@@ -169,7 +169,8 @@ fn in_zone(calendar: Calendar, zone: &str) -> Result<Calendar, Error> {
         return Ok(calendar);
     }
     let Some(offset) = zone.strip_prefix(['+', '-']) else { return calendar.zone_or_error(zone) };
-    let number = |text: &str| if text.len() == 2 { text.parse::<i16>().ok() } else { None };
+    let is_number = |text: &str| text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = |text: &str| if is_number(text) { text.parse::<i16>().ok() } else { None };
     let parts = offset.split_once(':').and_then(|(hours, minutes)| Some((number(hours)?, number(minutes)?)));
     let Some((hours, minutes)) = parts.filter(|(_, minutes)| *minutes < 60) else {
         return Err(Error::config(format!("{zone:?} is no offset from UTC; write one such as \"+02:00\"")));

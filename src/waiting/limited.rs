@@ -49,7 +49,10 @@ impl<L: Limiter<Key>, Key: Hash + Send + Sync + 'static, Item> Admission<L, Key,
             decision if decision.exceeds_limit() => Err(Error::config(
                 "limiting an item failed: its cost exceeds the limit; lower the cost, or raise the limit's burst",
             )),
-            _ => Ok(()),
+            decision if decision.is_allowed() => Ok(()),
+            _ => Err(Error::unavailable(
+                "limiting an item failed: the limiter denies the key for more than a year; see what blocks the key",
+            )),
         })
     }
 }
@@ -57,7 +60,7 @@ impl<L: Limiter<Key>, Key: Hash + Send + Sync + 'static, Item> Admission<L, Key,
 /// A stream whose items wait until the limiter allows each of them.
 ///
 /// The stream reads an item of the inner stream, waits as [`until_ready`](super::until_ready) does, and yields the item.
-/// An item is an error if the limiter fails, or if the cost exceeds the limit.
+/// An item is an error if the limiter fails or denies the key for more than a year, or if the cost exceeds the limit.
 ///
 /// ```
 /// use futures_util::{StreamExt, TryStreamExt, stream};
@@ -133,8 +136,8 @@ impl<S: Stream, L, Key> fmt::Debug for LimitedStream<S, L, Key> {
 /// A sink that passes an item on when the limiter allows it: the sending half of a WebSocket, for example.
 ///
 /// The sink keeps one item, which waits as [`until_ready`](super::until_ready) does: `send` returns when the inner sink has
-/// accepted the item. The sink returns an error if the limiter fails, or if the cost exceeds the limit. The item is lost
-/// then.
+/// accepted the item. The sink returns an error if the limiter fails or denies the key for more than a year, or if the cost
+/// exceeds the limit. The item is lost then.
 ///
 /// ```
 /// use futures_util::{SinkExt, sink};

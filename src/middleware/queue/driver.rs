@@ -12,7 +12,7 @@ use pin_project::pin_project;
 
 use super::asks::AskOrder;
 use super::queues::Queues;
-use super::state::{Moved, Next};
+use super::state::{Effects, Moved, Next, Queue};
 use super::waiting::StartHold;
 use crate::error::Error;
 use crate::limiter::{LimiterFuture, Outcome, Released};
@@ -61,7 +61,7 @@ impl Future for Driver {
             match step {
                 Next::Ask(order) => {
                     if let Some(other) = queues.queue_with_earlier(*this.id, &order.ticket) {
-                        queues.change(*this.id, |queue, effects| queue.yield_to(other, order, effects));
+                        queues.yield_to(*this.id, *this.token, other, order);
                     } else {
                         let (ask, options) = (Arc::clone(&order.ticket.ask), order.options);
                         // A panic is caught when the future is polled.
@@ -172,19 +172,39 @@ impl Queues {
             .emit(|| Event::WaitAsked { admitted: matches!(&result, Ok(outcome) if outcome.decision.is_allowed()) });
         // Before the lock: an error releases the guard, which wakes queues.
         let result = result.and_then(|outcome| outcome.check_guard(order.options.keeps_guard));
-        let mut unheard = Some((order, result));
-        self.change(id, |queue, effects| {
-            if queue.driver == Some(token)
-                && let Some((order, result)) = unheard.take()
-            {
-                queue.on_result(order, result, Instant::now(), effects);
-            }
+        let unheard = self.as_driver(id, token, (order, result), |queue, (order, result), effects| {
+            queue.on_result(order, result, Instant::now(), effects);
         });
         if let Some((order, result)) = unheard {
-            // Another driver has given up the ask.
             drop(StartHold::new(result.ok().and_then(|outcome| outcome.held)));
             order.released.into_iter().for_each(Released::pass_on);
         }
+    }
+
+    /// Gives up an ask, because another queue has an earlier request of the limit.
+    fn yield_to(self: &Arc<Self>, id: u64, token: u64, other: u64, order: AskOrder) {
+        let unheard = self.as_driver(id, token, order, |queue, order, effects| queue.yield_to(other, order, effects));
+        unheard.into_iter().flat_map(|order| order.released).for_each(Released::pass_on);
+    }
+
+    /// Changes the queue by what the driver has asked for. Returns it if another driver drives the queue, which has given up
+    /// the ask.
+    fn as_driver<T>(
+        self: &Arc<Self>,
+        id: u64,
+        token: u64,
+        asked: T,
+        change: impl FnOnce(&mut Queue, T, &mut Effects),
+    ) -> Option<T> {
+        let mut asked = Some(asked);
+        self.change(id, |queue, effects| {
+            if queue.driver == Some(token)
+                && let Some(asked) = asked.take()
+            {
+                change(queue, asked, effects);
+            }
+        });
+        asked
     }
 
     /// Moves a request to another queue. The request keeps its order of arrival.
@@ -216,5 +236,59 @@ impl Queues {
                 }
             }
         });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Arrival, Ask, Asked, Bounds};
+    use super::*;
+    use crate::clock::Timestamp;
+    use crate::decision::{AcquireOptions, Decision, Verdict};
+    use crate::limiter::LimitOfKey;
+    use crate::observe::Observers;
+
+    const QUEUE: u64 = 7;
+
+    /// A request of the queue.
+    struct OfQueue(Observers);
+
+    impl Ask for OfQueue {
+        fn acquire(&self, _: AcquireOptions) -> LimiterFuture<Outcome> {
+            LimiterFuture::pending(std::future::pending())
+        }
+
+        fn visit(&self, _: &mut dyn FnMut(&LimitOfKey<'_>, u64)) {}
+
+        fn own_queue(&self) -> u64 {
+            QUEUE
+        }
+
+        fn observers(&self) -> &Observers {
+            &self.0
+        }
+    }
+
+    /// A driver that was replaced while it looked for earlier requests in other queues: its successor has given up the ask.
+    #[tokio::test(start_paused = true)]
+    async fn replaced_driver_withdraws_no_ask() {
+        let (queues, options) = (Arc::new(Queues::new(false)), AcquireOptions::default());
+        let arrival = Arrival {
+            ask: Arc::new(OfQueue(Observers::default())),
+            class: Queues::class(&QUEUE, options),
+            options,
+            max_wait: Some(Duration::from_secs(60)),
+            arrived_at: Instant::now(),
+        };
+        let verdict = Verdict::Denied { retry_after: Duration::from_millis(50) };
+        let denied = Asked::Denied(Decision::without_limit(Timestamp::EPOCH, verdict));
+        let waiting = queues.join(QUEUE, arrival, denied, Bounds::DEFAULT);
+        let token = queues.lock(QUEUE).get(&QUEUE).and_then(|queue| queue.driver).expect("a driver");
+        let due_at = Instant::now() + Duration::from_secs(1);
+        let Next::Ask(order) = queues.step(QUEUE, token, due_at, Waker::noop()) else { panic!("an ask is due") };
+        queues.leave_driver(QUEUE, token);
+        queues.yield_to(QUEUE, token, QUEUE + 1, order);
+        assert_eq!(queues.lock(QUEUE).get(&QUEUE).map(|queue| queue.pace.under_way), Some(0));
+        drop(waiting);
     }
 }

@@ -1,7 +1,7 @@
 //! The plain case of limits of any types, and of holds, if all limits allow at once.
 
+use super::charged::Charged;
 use super::part::Part;
-use super::plain::Charged;
 use super::table::Keys;
 use super::transaction_limit::AcquireContext;
 use crate::algorithm::Algorithm;

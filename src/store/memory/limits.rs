@@ -2,6 +2,7 @@ use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
 
 use super::chain::{self, PartList};
+use super::charged;
 use super::limit_table::LimitTable;
 use super::part::LimitPart;
 use super::plain::{self, PlainLimit};
@@ -202,7 +203,7 @@ macro_rules! tuple {
                     let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, context, (),
                         $($limit $keys $charged $index),+)))();
                     let (now, ($($charged,)+)) = charged.ok()?;
-                    return plain::decision([$($charged),+], now, context.options.lists_all(Verdict::Allowed));
+                    return charged::decision([$($charged),+], now, context.options.lists_all(Verdict::Allowed));
                 }
                 let mut decided = None;
                 Self::with_parts(tables, context, &mut |parts| decided = chain::try_parts(parts, context, held.as_deref_mut()));

@@ -6,6 +6,7 @@
 mod acquire;
 mod builder;
 mod chain;
+mod charged;
 mod clock;
 mod hasher;
 mod hold_by_id;

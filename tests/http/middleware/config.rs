@@ -602,6 +602,8 @@ fn invalid_calendar_names_the_field() {
             ("quota = '9/year'\nwindow = 'calendar'\nanchor = 1", "anchor: it applies to weeks and months only"),
             ("quota = '9/day'\nwindow = 'calendar'\nzone = '+25:00'", "zone: a calendar's `zone` is too far from UTC"),
             ("quota = '9/day'\nwindow = 'calendar'\nzone = '+2'", "zone: \"+2\" is no offset from UTC"),
+            ("quota = '9/day'\nwindow = 'calendar'\nzone = '+-1:00'", "zone: \"+-1:00\" is no offset from UTC"),
+            ("quota = '9/day'\nwindow = 'calendar'\nzone = '+01:+5'", "zone: \"+01:+5\" is no offset from UTC"),
             ("quota = '9/day'\nwindow = 'calendar'\nzone = 'Mars'", "zone: "),
             ("quota = '9/day'\nwindow = 'moon'", "window: \"moon\" is unknown"),
             ("quota = '9/day'\nwindow = 'calendar'\naligned_to_clock = true", "window: a calendar is aligned already"),

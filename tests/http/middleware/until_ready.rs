@@ -232,6 +232,20 @@ async fn callers_of_own_limiters_share_no_starts() {
     assert!(ends[3..].iter().all(|at| *at <= 30), "{ends:?}");
 }
 
+/// The wait of a key that is denied for more than a year is not awaited, and passes no item.
+#[tokio::test(start_paused = true)]
+async fn items_of_a_key_that_is_blocked_for_years_are_errors() {
+    let limiter = memory::<u64>(Gcra::new(Quota::per_second(10)));
+    limiter.block("default", &7, Duration::from_secs(400 * 86_400)).await.expect("memory");
+    let mut items = LimitedStream::new(stream::iter(["a", "b"]), limiter.clone(), 7);
+    for _ in 0..2 {
+        let error = items.next().await.expect("an item").expect_err("the key is blocked");
+        assert!(error.is_unavailable() && error.to_string().contains("more than a year"), "{error}");
+    }
+    let mut sink = LimitedSink::new(sink::drain(), limiter, 7);
+    assert!(matches!(sink.send("a").await, Err(LimitedSinkError::Limiter(_))));
+}
+
 /// Messages cost their length, in a stream and in a sink.
 #[tokio::test(start_paused = true)]
 async fn items_cost_what_cost_by_returns() {
