@@ -41,7 +41,7 @@ fn limit<A: Algorithm + Clone>(name: usize, random: &mut Random, make: fn(&mut R
     let limit =
         limit.keyed_by(move |caller: &Caller| [caller.user, caller.team, 0][usize::try_from(part).expect("a part")]);
     let limit = if random.below(6) == 0 { limit.fixed_cost(1 + random.below(2)) } else { limit };
-    DynLimit::new(if random.below(12) == 0 { limit.shadow() } else { limit })
+    DynLimit::new(if random.below(5) == 0 { limit.shadow() } else { limit })
 }
 
 fn limits(random: &mut Random) -> Vec<DynLimit<Caller>> {
@@ -136,7 +136,7 @@ impl Denials {
     }
 }
 
-/// Runs a trace of random requests, holds and settlements.
+/// Runs a trace of random requests, holds, settlements and blocks.
 fn run(seed: u64, holds: bool, steps: usize, denials: &mut Denials) {
     let (mut random, clock) = (Random(seed), ManualClock::new());
     let limiter: Limiters = memory(limits(&mut random), &clock);
@@ -150,6 +150,11 @@ fn run(seed: u64, holds: bool, steps: usize, denials: &mut Denials) {
                 let held = guards.swap_remove(random.index(guards.len()));
                 let actual = random.below(held.cost() + 1);
                 held.settle(actual).try_ready().expect("at once").expect("memory never fails");
+            }
+            4 if random.below(3) == 0 => {
+                let (name, span) = (format!("limit {}", random.below(2)), random.below(9_000_000));
+                let blocked = limiter.block(&name, &caller, Duration::from_micros(span));
+                blocked.try_ready().expect("at once").expect("a limit");
             }
             kind => {
                 let options = options(&mut random);
