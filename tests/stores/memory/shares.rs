@@ -6,7 +6,8 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{DeniedCache, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
-    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, WhenFull, per_key,
+    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull,
+    per_key,
 };
 
 use crate::immediate::{acquire, memory, ready};
@@ -89,19 +90,28 @@ fn wait_of<K: ?Sized>(single: &impl Limiter<K>, key: &K, options: AcquireOptions
     if decision.exceeds_limit() { Duration::MAX } else { decision.retry_after().unwrap_or_default() }
 }
 
+fn status_wait(status: &LimitStatus) -> Duration {
+    match status.verdict() {
+        Verdict::Denied { retry_after } => retry_after,
+        Verdict::ExceedsLimit => Duration::MAX,
+        _ => Duration::ZERO,
+    }
+}
+
 /// Random arrivals, holds, settlements below and above the held cost, and resets. The model is one limiter for each
-/// limit, charged by the rule of the documentation. Each denial is retried a microsecond too early, and in time.
+/// limit, charged by the rule of the documentation. Each denial is retried a microsecond too early, and in time. A shadow
+/// beside the limits keeps fewer units free: it decides as the common limit would, and counts what it would allow.
 fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u64) -> [u64; 4] {
     let clock = ManualClock::new();
-    let limiter =
-        Memory::builder(limits(share.clone(), all.clone(), TENANTS)).max_keys(100).clock(clock.clone()).build();
-    let limiter = limiter.expect("limits");
+    let mut limits = limits(share.clone(), all.clone(), TENANTS);
+    limits.push(DynLimit::new(Limit::new("trial", all.clone()).keyed_by(|_: &Call| ()).shadow()));
+    let limiter = Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("limits");
     let cache = DeniedCache::with_clock(limiter.clone(), 64, clock.clone());
     let single = |algorithm: A| {
         let limits = vec![DynLimit::<u64>::new(Limit::new("one", algorithm))];
         memory(limits, &clock)
     };
-    let (own, common) = (single(share), single(all));
+    let (own, common, trial) = (single(share), single(all.clone()), single(all));
     let (mut random, mut counts) = (Random(seed), [0; 4]);
     let mut held: Vec<(Held, Vec<Held>)> = Vec::new();
     for step in 0..2_500 {
@@ -122,6 +132,7 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
             ready(cache.reset(&call));
             ready(own.reset(&call.tenant));
             ready(common.reset(&0));
+            ready(trial.reset(&0));
             continue;
         }
         let (cost, is_hold) = (1 + random.below(4), random.below(3) == 0);
@@ -136,6 +147,9 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
         let wait_kept = wait_of(&common, &0, options_of(cost + kept.max(call.kept)));
         let is_within = wait_own.is_zero();
         let expected = if is_within { wait_common } else { wait_own.max(wait_common).min(wait_kept) };
+        let wait_trial = wait_of(&trial, &0, options_of(cost));
+        let wait_trial_kept = wait_of(&trial, &0, options_of(cost + kept));
+        let expected_trial = if is_within { wait_trial } else { wait_own.max(wait_trial).min(wait_trial_kept) };
         assert_eq!(ready(limiter.peek(&call, options)).is_allowed(), expected.is_zero(), "{context}");
         let Outcome { decision, held: ours, .. } = acquire(&limiter, &call, options);
         assert_eq!(decision.is_allowed(), expected.is_zero(), "{context}");
@@ -143,9 +157,14 @@ fn compare_with_model<A: Algorithm + Clone>(share: A, all: A, kept: u64, seed: u
         assert_eq!(decision.exceeds_limit(), expected == Duration::MAX, "{context}");
         let borrowing = decision.limits().iter().find(|limit| limit.name() == "share").map(LimitStatus::is_borrowing);
         assert_eq!(borrowing, tenant(&call).map(|_| !is_within), "{context}");
+        let status = decision.limits().iter().find(|limit| limit.name() == "trial").expect("the shadow");
+        assert_eq!(status_wait(status), expected_trial, "{context}");
         let mut theirs = Vec::new();
         if decision.is_allowed() {
             let options = options.max_delay(Duration::ZERO);
+            if expected_trial.is_zero() {
+                theirs.extend(acquire(&trial, &0, options).held);
+            }
             theirs.extend(acquire(&common, &0, options).held);
             if is_within {
                 theirs.extend(acquire(&own, &call.tenant, options).held);
