@@ -1,6 +1,5 @@
 use std::collections::BTreeSet;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,9 +50,10 @@ impl Observers {
     }
 
     /// Emits an event in a task that carries the calls of many requests: a panic of the observer ends here.
+    #[cfg(feature = "redis")]
     pub(crate) fn emit_in_task<'a>(&self, event: impl FnOnce() -> Event<'a>) {
         // The panic hook has reported the panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.emit(event)));
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.emit(event)));
     }
 
     /// Emits an event for the cost without a unit, and one for each unit.
