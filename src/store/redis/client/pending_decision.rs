@@ -116,7 +116,7 @@ impl PendingDecision {
         let template = Arc::new(limits.template(algorithms, Operation::Record, no_cost, Vec::new(), Vec::new()));
         // `once` of a hold has no repeats. They count from the settlement. A repeat earns none.
         let repeats = if charges_before.is_empty() { once.call_id.repeats } else { 0 };
-        let id = IdOperation { numbers, repeats, ..once.clone() };
+        let id = IdOperation { repeats, numbers, ..once.clone() };
         client.submit_operation(|reply| {
             Ok(self.target.clone().operation(OperationKind::Settle(template), reply).with_id(id))
         })
