@@ -14,8 +14,9 @@ step() {
     shift
     log=$(mktemp "$results/log.XXXXXX")
     set +e
-    # A subshell outside of a condition: inside a condition bash ignores `set -e`.
-    { time { (set -e && "$@") >"$log" 2>&1 </dev/null; }; } 2>"$log.time"
+    # Subshells: the outer one has no other children, whose times would count when they end meanwhile. Outside of a
+    # condition, because inside of one bash ignores `set -e`.
+    (time { (set -e && "$@") >"$log" 2>&1 </dev/null; }) 2>"$log.time"
     status=$?
     set -e
     read -r seconds user system <"$log.time"
