@@ -238,7 +238,7 @@ impl UnitCosts {
     ///
     /// Names a unit that no limit names, and lists the units that there are.
     #[cold]
-    pub(crate) fn check(self, visit_units: impl Fn(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
+    pub(crate) fn check(self, visit_units: &dyn Fn(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
         if self.entries().any(|(unit, _)| unit == Unit::TOO_MANY) {
             return Err(Error::config(format!(
                 "costs of a request: there are more than {} units, or the names of units in this process are too many; leave out \

@@ -92,7 +92,7 @@ impl AcquireOptions {
     /// limits.
     #[inline]
     pub(crate) fn check_units(&self, visit_units: impl Fn(&mut dyn FnMut(&'static str))) -> Result<(), Error> {
-        if self.units.is_none() || self.has_known_units { Ok(()) } else { self.units.check(visit_units) }
+        if self.units.is_none() || self.has_known_units { Ok(()) } else { self.units.check(&visit_units) }
     }
 
     /// Returns options for the limiters inside of a limiter that has checked the units.

@@ -51,8 +51,14 @@ impl<A, P> Limit<A, P> {
     where
         P: SubKeyOf<Key>,
     {
+        self.kept_free_beside(self.sub_key.kept_free(key))
+    }
+
+    /// Returns the same, of what the sub-key keeps free.
+    #[inline]
+    pub(crate) fn kept_free_beside(&self, own: Option<u64>) -> Option<u64> {
         let kept = (self.share == ShareRole::Common).then_some(self.share_units);
-        kept.max(self.sub_key.kept_free(key))
+        kept.max(own)
     }
 }
 

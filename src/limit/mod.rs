@@ -178,15 +178,20 @@ impl<A> Limit<A> {
     }
 
     fn with_sub_key<P>(self, sub_key: P) -> Limit<A, P> {
-        self.map_sub_key(|_| sub_key)
+        self.replace_sub_key(sub_key).0
     }
 }
 
 impl<A, P> Limit<A, P> {
+    /// Replaces the sub-key, and returns it.
+    pub(crate) fn replace_sub_key<Q>(self, sub_key: Q) -> (Limit<A, Q>, P) {
+        let Self { name, algorithm, sub_key: previous, sub_key_name, cost, shadow, share, share_units, warning } = self;
+        (Limit { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units, warning }, previous)
+    }
+
     fn map_sub_key<Q>(self, map: impl FnOnce(P) -> Q) -> Limit<A, Q> {
-        let Self { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units, warning } = self;
-        let sub_key = map(sub_key);
-        Limit { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units, warning }
+        let (limit, sub_key) = self.replace_sub_key(());
+        limit.replace_sub_key(map(sub_key)).0
     }
 
     /// Applies the limit only to keys for which `condition` returns `true`.

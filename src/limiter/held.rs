@@ -168,10 +168,8 @@ impl Held {
         mut self,
         end: impl FnOnce(bool) -> LimiterFuture<()> + Send + Sync + 'static,
     ) -> Self {
-        if let Some(parts) = &mut self.0 {
-            let end = End::Call(Box::new(move |charge: Costs| end(charge != Costs::from(0))));
-            parts.parts.push(Part { kind: PartKind::Fixed, amount: 1, end });
-        }
+        let end = End::Call(Box::new(move |charge: Costs| end(charge != Costs::from(0))));
+        self.push(Part { kind: PartKind::Fixed, amount: 1, end });
         self
     }
 
@@ -205,20 +203,30 @@ impl Held {
     /// }
     /// ```
     pub fn map_settle(mut self, settle: impl FnOnce(Self, Costs) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        if let Some(outer) = &mut self.0
-            && let Some(cost) = outer.cost
-        {
-            let mut inner = Parts::new(Some(cost));
-            (inner.units, inner.known_units) = (outer.units, outer.known_units.clone());
-            inner.parts.extend(outer.parts.extract_if(.., |part| part.kind == PartKind::Settled));
-            let inner = Self(Some(inner));
+        if let Some((inner, cost)) = self.take_settled() {
             let end = End::Call(Box::new(move |actual| {
                 let known = inner.0.as_ref().map_or(actual, |parts| parts.known_costs(actual));
                 settle(inner, known)
             }));
-            outer.parts.push(Part { kind: PartKind::Settled, amount: cost, end });
+            self.push(Part { kind: PartKind::Settled, amount: cost, end });
         }
         self
+    }
+
+    /// Takes the parts that are settled out of the guard of a cost. Returns them as a guard, and the cost.
+    fn take_settled(&mut self) -> Option<(Self, u64)> {
+        let outer = self.0.as_mut()?;
+        let cost = outer.cost?;
+        let mut inner = Parts::new(Some(cost));
+        (inner.units, inner.known_units) = (outer.units, outer.known_units.clone());
+        inner.parts.extend(outer.parts.extract_if(.., |part| part.kind == PartKind::Settled));
+        Some((Self(Some(inner)), cost))
+    }
+
+    fn push(&mut self, part: Part) {
+        if let Some(parts) = &mut self.0 {
+            parts.parts.push(part);
+        }
     }
 
     /// Lets the end of the hold wake the requests that wait for these limits.

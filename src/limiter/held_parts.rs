@@ -176,7 +176,7 @@ impl Parts {
         if self.cost.is_none() || units.is_none() {
             return Ok(());
         }
-        units.check(|visit| self.all_known_units().for_each(visit))
+        units.check(&|visit| self.all_known_units().for_each(visit))
     }
 
     /// Returns the units in which the guard can be settled, some more than once.

@@ -10,6 +10,7 @@ use super::part::Part;
 use super::table::TableFull;
 use super::transaction::{LimitStep, Transaction};
 use super::transaction_limit::{AcquireContext, NotDecided, TransactionLimit, read_clock};
+use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
 use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
@@ -31,7 +32,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         {
             return Ok(decision.into());
         }
-        if !options.keeps_guard && self.shared.any_limit(|limit| limit.is_held_until_end()) {
+        if !options.keeps_guard && self.shared.any_limit(|limit| limit.info().is_held_until_end()) {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {
@@ -133,39 +134,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
     /// Runs `decide` on the limits that apply. Always returns a value.
     fn transact<T>(&self, context: &AcquireContext<'_, Key, S>, decide: fn(Transaction<'_>) -> T) -> Option<T> {
         let (mut decided, mut ended) = (None, Vec::new());
-        L::with_parts(&self.tables, context, &mut |list| {
-            let count = PartList::iter(list).count();
-            let (mut few, mut many);
-            let parts: &mut [&dyn Part] = match list {
-                None => &mut [],
-                Some(list) if count <= INLINE_LIMITS => {
-                    few = [list.part; INLINE_LIMITS];
-                    &mut few[..count]
-                }
-                Some(list) => {
-                    many = vec![list.part; count];
-                    &mut many
-                }
-            };
-            parts.iter_mut().zip(PartList::iter(list)).for_each(|(place, part)| *place = part);
-            let (mut few, mut some, mut many);
-            // A step is large, so a few limits initialize no more than they need.
-            let steps: &mut [LimitStep] = match count {
-                0..=2 => {
-                    few = [LimitStep::EMPTY; 2];
-                    &mut few[..count]
-                }
-                3..=INLINE_LIMITS => {
-                    some = [LimitStep::EMPTY; INLINE_LIMITS];
-                    &mut some[..count]
-                }
-                _ => {
-                    many = vec![LimitStep::EMPTY; count];
-                    &mut many
-                }
-            };
-            let transaction = Transaction::new(parts, steps, context.options, context.now, context.clock, &mut ended);
-            decided = Some(decide(transaction));
+        L::with_parts(&self.tables, context, &mut |parts| {
+            decided = Some(transact(parts, context.options, context.now, context.clock, &mut ended, decide));
         });
         if !ended.is_empty() {
             capacity_released(ended.into_iter().map(limit_id));
@@ -180,8 +150,50 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
     }
 }
 
+/// Runs a transaction on the parts of a list.
+fn transact<T>(
+    list: Option<&PartList<'_>>,
+    options: AcquireOptions,
+    now: Timestamp,
+    clock: &dyn Clock,
+    ended: &mut Vec<(u64, u64)>,
+    decide: fn(Transaction<'_>) -> T,
+) -> T {
+    let count = PartList::iter(list).count();
+    let (mut few, mut many);
+    let parts: &mut [&dyn Part] = match list {
+        None => &mut [],
+        Some(list) if count <= INLINE_LIMITS => {
+            few = [list.part; INLINE_LIMITS];
+            &mut few[..count]
+        }
+        Some(list) => {
+            many = vec![list.part; count];
+            &mut many
+        }
+    };
+    parts.iter_mut().zip(PartList::iter(list)).for_each(|(place, part)| *place = part);
+    let (mut few, mut some, mut many);
+    // A step is large, so a few limits initialize no more than they need.
+    let steps: &mut [LimitStep] = match count {
+        0..=2 => {
+            few = [LimitStep::EMPTY; 2];
+            &mut few[..count]
+        }
+        3..=INLINE_LIMITS => {
+            some = [LimitStep::EMPTY; INLINE_LIMITS];
+            &mut some[..count]
+        }
+        _ => {
+            many = vec![LimitStep::EMPTY; count];
+            &mut many
+        }
+    };
+    decide(Transaction::new(parts, steps, options, now, clock, ended))
+}
+
 fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
-    L::for_each(tables, &mut |table| table.unit().into_iter().for_each(&mut *visit));
+    L::for_each(tables, &mut |table| table.info().unit().into_iter().for_each(&mut *visit));
 }
 
 pub(super) fn table_full(full: TableFull) -> Error {
@@ -220,13 +232,15 @@ where
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         let add_all = |visit: &mut dyn FnMut(&str, bool)| {
-            L::for_each(&self.shared.tables, &mut |limit| visit(limit.name().as_str(), limit.denies()));
+            L::for_each(&self.shared.tables, &mut |limit| visit(limit.info().name().as_str(), limit.info().denies()));
         };
         if limits.add_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit)) || limits.add_all(add_all) {
             return;
         }
         let context = self.context(key, AcquireOptions::default());
-        L::for_each(&self.shared.tables, &mut |limit| limit.name_limit(&context, limits));
+        L::for_each(&self.shared.tables, &mut |limit| {
+            limit.with_part(&context, &mut |part| part.name_limit(limits));
+        });
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -234,19 +248,17 @@ where
         let context = self.context(key, AcquireOptions::default());
         let done = LimiterFuture::ready(match operation {
             AdminOperation::SetUsage { limit, used } => {
-                let set = self.in_limit_of(limit, key, |table| table.set(&context, used));
+                let set = self.in_limit_of(limit, &context, |part| part.set(used, context.now, context.clock));
                 set.and_then(|set| set.map_err(table_full))
             }
             AdminOperation::Block { limit, duration, reason } => {
                 let until = context.now.saturating_add(duration);
-                self.in_limit_of(limit, key, |table| table.block(&context, until, reason))
+                self.in_limit_of(limit, &context, |part| part.block(context.now, until, reason))
             }
             AdminOperation::Settle { id, actual } => self.settle_id(key, id, actual),
             AdminOperation::Reset => {
                 L::for_each(&self.shared.tables, &mut |table| {
-                    if table.applies_to(key) {
-                        table.reset(&context);
-                    }
+                    table.with_part(&context, &mut |part| part.reset());
                 });
                 Ok(())
             }

@@ -73,11 +73,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
             Settlement::Excess(limits) => {
                 let (context, mut settled) = (self.context(key, AcquireOptions::default()), Ok(()));
                 L::for_each(&shared.tables, &mut |table| {
-                    let of_table = limits.iter().filter(|limit| limit.table == table.table_id());
+                    let of_table = limits.iter().filter(|limit| limit.table == table.info().table_id());
                     let excess = of_table.map(|limit| limit.charged(&charge).saturating_sub(limit.amount));
                     // Charges every limit, also after one has failed. Returns the first error.
                     for excess in excess.filter(|excess| *excess > 0) {
-                        settled = settled.and(table.surcharge(&context, excess));
+                        table.with_part(&context, &mut |part| {
+                            settled = settled.and(part.surcharge(excess, context.now, context.clock));
+                        });
                     }
                 });
                 settled.map_err(table_full)
@@ -132,9 +134,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     fn record_key(&self, context: &AcquireContext<'_, Key, S>, call_id: CallId) -> Option<RecordKey> {
         let hash = self.shared().reservations.hash(call_id.is_hold(), |visit| {
             L::for_each(&self.shared().tables, &mut |limit| {
-                if limit.applies_to(context.key) {
-                    visit(limit.table_id(), limit.key_hash(context));
-                }
+                limit.with_part(context, &mut |part| visit(part.table_id(), part.key_hash()));
             });
         });
         hash.map(|hash| (hash, call_id.id))

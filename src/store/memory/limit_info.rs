@@ -1,6 +1,5 @@
 //! The operations on a limit that need no key.
 
-use std::any::Any;
 use std::io;
 
 use super::limit_table::LimitTable;
@@ -14,11 +13,7 @@ use crate::error::Error;
 use crate::limit::AlgorithmSelector;
 use crate::store::inner::{HeldEntry, Name, ShareRole, any_queue};
 
-impl<C: AlgorithmSelector, P: Send + Sync + 'static> LimitInfo for LimitTable<C, P> {
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
+impl<C: AlgorithmSelector> LimitInfo for LimitTable<C> {
     fn table_id(&self) -> u64 {
         self.table.id()
     }

@@ -7,6 +7,7 @@ use super::builder::MemoryBuilder;
 use super::clock::MemoryClock;
 use super::hasher::DefaultHashBuilder;
 use super::limits::MemoryLimits;
+use super::part::Part;
 use super::replace::DynLimit;
 use super::reservations::Reservations;
 use super::transaction_limit::{AcquireContext, Capacity, TransactionLimit, read_clock};
@@ -268,14 +269,14 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     /// Returns an error if no limit has this name, or if the limit does not apply to the key.
     pub fn key_id(&self, limit: &str, key: &Key) -> Result<KeyId, Error> {
         let context = self.context(key, AcquireOptions::default());
-        self.in_limit_of(limit, key, |table| KeyId::new(table.key_hash(&context)))
+        self.in_limit_of(limit, &context, |part| KeyId::new(part.key_hash()))
     }
 
     /// Runs `f` on the limit with this name.
     fn in_limit<T>(&self, limit: &str, f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T) -> Result<T, Error> {
         let (mut f, mut result) = (Some(f), None);
         L::for_each(&self.shared.tables, &mut |table| {
-            if table.name().as_str() == limit {
+            if table.info().name().as_str() == limit {
                 result = f.take().map(|f| f(table));
             }
         });
@@ -286,11 +287,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     pub(super) fn in_limit_of<T>(
         &self,
         limit: &str,
-        key: &Key,
-        f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T,
+        context: &AcquireContext<'_, Key, S>,
+        f: impl FnOnce(&dyn Part) -> T,
     ) -> Result<T, Error> {
-        self.in_limit(limit, |table| table.applies_to(key).then(|| f(table)))?
-            .ok_or_else(|| Error::does_not_apply(limit))
+        let (mut f, mut result) = (Some(f), None);
+        self.in_limit(limit, |table| table.with_part(context, &mut |part| result = f.take().map(|f| f(part))))?;
+        result.ok_or_else(|| Error::does_not_apply(limit))
     }
 
     /// Returns up to `max` keys with the most usage of the limit with this name, in descending order. The order is by
@@ -304,7 +306,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     pub fn top_keys(&self, limit: &str, max: usize) -> Result<Vec<TopKey>, Error> {
         self.shared.end_due();
         let now = self.now();
-        self.in_limit(limit, |table| table.top_keys(max, now))
+        self.in_limit(limit, |table| table.info().top_keys(max, now))
     }
 
     /// Returns the memory usage of each limit. Reads all tables.
@@ -312,7 +314,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage = Vec::new();
         self.shared.end_due();
-        L::for_each(&self.shared.tables, &mut |table| usage.push(table.usage(&self.shared.clock)));
+        L::for_each(&self.shared.tables, &mut |table| usage.push(table.info().usage(&self.shared.clock)));
         usage
     }
 

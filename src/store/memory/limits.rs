@@ -3,7 +3,7 @@ use std::ops::Deref;
 
 use super::chain::{self, PartList};
 use super::charged;
-use super::limit_table::LimitTable;
+use super::limit_table::KeyedTable;
 use super::part::LimitPart;
 use super::plain::{self, PlainLimit};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
@@ -60,12 +60,12 @@ where
     <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
     S: BuildHasher,
 {
-    type Tables = LimitTable<L::Selector, L::SubKeyFn>;
+    type Tables = KeyedTable<L::Selector, L::SubKeyFn>;
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
         let limit = self.into_limit();
         let shares = check_limits(&[limit.facts::<Key>()])?;
-        LimitTable::new(limit.beside(shares), capacity)
+        KeyedTable::new::<Key>(limit.beside(shares), capacity)
     }
 
     // Row "hot key" of benches/figures.md.
@@ -104,7 +104,7 @@ macro_rules! charge_plain {
     ($all:literal, $tables:expr, $context:expr, $error:expr, $($limit:ident $keys:ident $charged:ident $index:tt),+) => {{
         // Functions of users run before any lock.
         #[allow(unused_mut, reason = "only requests of all kinds borrow")]
-        $(let mut $limit = PlainLimit::new::<$all>(&$tables.$index, $context).ok_or($error)?;)+
+        $(let mut $limit = PlainLimit::new::<$all, _, _, _>(&$tables.$index, $context).ok_or($error)?;)+
         $(let mut $keys = $limit.as_ref().map(|limit| limit.lock());)+
         let mut last = 0;
         $(last = last.max($keys.as_ref().map_or(0, |keys| keys.last_decided_at()));)+
@@ -113,9 +113,9 @@ macro_rules! charge_plain {
         $(if let Some(keys) = &mut $keys { keys.set_last_decided_at(now); })+
         if $all {
             let mut borrows = false;
-            $(borrows |= PlainLimit::borrows($limit.as_ref(), &$tables.$index, $keys.as_mut(), now).ok_or($error)?;)+
+            $(borrows |= PlainLimit::borrows($limit.as_ref(), &$tables.$index.table, $keys.as_mut(), now).ok_or($error)?;)+
             // A decision that lists limits lists the share, too: by the transaction.
-            let lists = $context.options.lists_all(Verdict::Allowed) $(|| $tables.$index.limit.is_shadow())+;
+            let lists = $context.options.lists_all(Verdict::Allowed) $(|| $tables.$index.table.limit.is_shadow())+;
             if borrows && (lists || !(false $(|| $limit.as_ref().is_some_and(PlainLimit::lends))+)) {
                 return Err($error);
             }
@@ -147,13 +147,13 @@ macro_rules! tuple {
                 <$L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
             )+
         {
-            type Tables = ($(LimitTable<$L::Selector, $L::SubKeyFn>,)+);
+            type Tables = ($(KeyedTable<$L::Selector, $L::SubKeyFn>,)+);
 
             // In the order of the tuple, so that the ids of the tables have this order.
             fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
                 let limits = ($(self.$index.into_limit(),)+);
                 let shares = check_limits(&[$(limits.$index.facts::<Key>()),+])?;
-                Ok(($(LimitTable::new(limits.$index.beside(shares), capacity)?,)+))
+                Ok(($(KeyedTable::new::<Key>(limits.$index.beside(shares), capacity)?,)+))
             }
 
             // Row "three limits" of benches/figures.md: the transaction takes six times the instructions.

@@ -6,21 +6,37 @@ use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
 use super::chain::{PartList, PlainChain};
-use super::limit_table::{LimitTable, StateOf};
+use super::limit_table::{KeyedTable, LimitTable, StateOf};
 use super::plain::{Allowed, PlainLimit};
-use super::table::{Keys, ShardGuard, SlotIndex, TableFull};
+use super::table::{Block, Keys, ShardGuard, SlotIndex, TableFull};
 use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, State};
-use crate::clock::Timestamp;
-use crate::decision::AcquireOptions;
-use crate::limit::{SelectAlgorithm, SubKeyOf};
-use crate::store::inner::{HeldEntry, LimitNumbers, LimitReading, Name, ReadMode, Transition};
+use crate::clock::{Clock, Timestamp};
+use crate::decision::{AcquireOptions, BlockReason};
+use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
+use crate::limiter::LimitsOfKey;
+use crate::store::inner::{
+    AlgorithmExt as _, HeldEntry, LimitNumbers, LimitOfKey, LimitReading, Name, ReadMode, Transition, limit_id,
+    micros_floor,
+};
 
 /// One limit of a decision. All functions of users have run before: the sub-key, the condition, the choice of an algorithm.
 /// Under the lock only the algorithm runs.
 #[allow(private_interfaces, reason = "named by a hidden trait only")]
 pub trait Part {
     fn name(&self) -> &Name;
+    /// The hash of the sub-key.
+    fn key_hash(&self) -> u64;
+    /// Names the limit, unless it is a shadow.
+    fn name_limit(&self, limits: &mut LimitsOfKey<'_>);
+    /// Removes the key's state.
+    fn reset(&self);
+    /// Makes the key's state the one after a charge of `used` on a never-seen key.
+    fn set(&self, used: u64, read: Timestamp, clock: &dyn Clock) -> Result<(), TableFull>;
+    /// Charges `cost` without asking.
+    fn surcharge(&self, cost: u64, read: Timestamp, clock: &dyn Clock) -> Result<(), TableFull>;
+    /// Blocks the key until this time. A time that is not in the future removes the block.
+    fn block(&self, now: Timestamp, until: Timestamp, reason: BlockReason);
     /// The identity of the limit's table. Locks are taken in this order, whatever the order of the limits is.
     fn table_id(&self) -> u64;
     /// Locks the key's shard until the part is dropped. Returns the time of the last decision there.
@@ -51,8 +67,8 @@ pub trait Part {
     fn take_hold(&self, reading: &LimitReading) -> HeldEntry;
 }
 
-pub(super) struct LimitPart<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
-    plain: PlainLimit<'a, Key, C, P>,
+pub(super) struct LimitPart<'a, C: AlgorithmSelector, Chosen> {
+    plain: PlainLimit<'a, C, Chosen>,
     /// The algorithm once more, for a hold, if the key chooses it.
     own: Cell<Option<C::Algorithm>>,
     /// The options of the decision.
@@ -74,38 +90,34 @@ struct Locked<'a, A: Algorithm> {
     placed: Option<(u64, (u64, u64))>,
 }
 
-impl<'a, Key, C, P> LimitPart<'a, Key, C, P>
-where
-    Key: ?Sized,
-    C: SelectAlgorithm<Key>,
-    P: SubKeyOf<Key>,
-    P::SubKey: Hash,
-{
+impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> LimitPart<'a, C, Chosen> {
     /// Returns the part of a limit that applies to the key.
-    pub(super) fn new(
-        limit: &'a LimitTable<C, P>,
-        context: &'a AcquireContext<'_, Key, impl BuildHasher>,
-    ) -> Option<Self> {
+    pub(super) fn new<Key, P, S>(limit: &'a KeyedTable<C, P>, context: &'a AcquireContext<'_, Key, S>) -> Option<Self>
+    where
+        Key: ?Sized,
+        C: SelectAlgorithm<Key, Selected<'a> = Chosen>,
+        P: SubKeyOf<Key>,
+        P::SubKey: Hash,
+        S: BuildHasher,
+    {
         let AcquireContext { key, options, .. } = context;
-        let plain = PlainLimit::of::<true>(limit, context, limit.key_hash(key, context.hasher)?);
+        let plain = PlainLimit::of::<true, _, _, _>(limit, context, limit.key_hash(context)?);
         Some(Self {
             plain,
-            own: Cell::new(limit.own_algorithm(key, options)),
+            own: Cell::new(limit.table.own_algorithm(key, options)),
             options,
-            charge_before: context.charge_before.map_or(0, |charged| limit.limit.charge_before_of(*charged)),
+            charge_before: context.charge_before.map_or(0, |charged| limit.table.limit.charge_before_of(*charged)),
             locked: RefCell::new(None),
         })
     }
-}
 
-impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
     fn algorithm(&self) -> &C::Algorithm {
         self.plain.chosen.borrow()
     }
 
     #[inline]
     fn transition(&self) -> Transition<'_, C::Algorithm> {
-        let transition = self.plain.limit.limit.transition(self.algorithm(), self.plain.kept_free, *self.options);
+        let transition = self.plain.table.limit.transition(self.algorithm(), self.plain.kept_free, *self.options);
         if self.charge_before == 0 { transition } else { transition.less(self.charge_before) }
     }
 
@@ -184,17 +196,65 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> LimitPart<'a, Key, C, P> {
 }
 
 #[allow(private_interfaces, reason = "named by a hidden trait only")]
-impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for LimitPart<'_, Key, C, P> {
+impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, C, Chosen> {
     fn name(&self) -> &Name {
-        self.plain.limit.limit.name_handle()
+        self.plain.table.limit.name_handle()
+    }
+
+    fn key_hash(&self) -> u64 {
+        self.plain.hash
+    }
+
+    fn name_limit(&self, limits: &mut LimitsOfKey<'_>) {
+        let limit = &self.plain.table.limit;
+        if limit.is_shadow() {
+            return;
+        }
+        limits.add_limit(LimitOfKey {
+            name: limit.name(),
+            id: limit_id((self.table_id(), self.plain.hash)),
+            is_of_store: true,
+            cost: limit.cost(),
+            kept_free: self.plain.kept_free.unwrap_or_default(),
+            share: limit.share(),
+            max_waiting: self.algorithm().max_waiting(),
+        });
+    }
+
+    fn reset(&self) {
+        self.plain.lock().remove(self.plain.hash, self.plain.table.table.info());
+    }
+
+    fn set(&self, used: u64, read: Timestamp, clock: &dyn Clock) -> Result<(), TableFull> {
+        let (table, hash, algorithm) = (self.plain.table, self.plain.hash, self.algorithm());
+        let mut keys = self.plain.lock();
+        let now = keys.decide_at(read, clock);
+        let slot = keys.insert(hash, now, &table.eviction_policy(algorithm, now), table.table.info())?;
+        let mut state = table.table.info().zero.clone();
+        algorithm.charge(&mut state, now, Duration::ZERO, used);
+        *keys.state_mut(slot) = state;
+        Ok(())
+    }
+
+    fn surcharge(&self, cost: u64, read: Timestamp, clock: &dyn Clock) -> Result<(), TableFull> {
+        let mut keys = self.plain.lock();
+        let now = keys.decide_at(read, clock);
+        self.plain.table.charge(self.plain.hash, cost, now, &mut keys, self.algorithm())
+    }
+
+    fn block(&self, now: Timestamp, until: Timestamp, reason: BlockReason) {
+        let (hash, duration) = (self.plain.hash, until.saturating_since(now));
+        let block = Block { until: until.as_micros(), duration: reason.pack(micros_floor(duration)) };
+        let block = (!duration.is_zero()).then_some(block);
+        self.plain.lock().set_block(hash, block, now, self.plain.table.table.info());
     }
 
     fn table_id(&self) -> u64 {
-        self.plain.limit.table.id()
+        self.plain.table.table.id()
     }
 
     fn lock(&self) -> u64 {
-        let keys = self.plain.limit.table.lock(self.plain.hash);
+        let keys = self.plain.table.table.lock(self.plain.hash);
         let last = keys.last_decided_at();
         let (slot, now, at) = (None, Timestamp::EPOCH, Timestamp::EPOCH);
         *self.locked.borrow_mut() = Some(Locked { keys, slot, now, at, next: None, placed: None });
@@ -219,7 +279,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     }
 
     fn charge_plain<'p>(&'p self, rest: Option<&'p PartList<'p>>, is_alone: bool, chain: &mut PlainChain<'p>) -> bool {
-        let (LimitTable { limit, table, .. }, cost) = (self.plain.limit, self.plain.options.cost);
+        let (LimitTable { limit, table, .. }, cost) = (self.plain.table, self.plain.options.cost);
         if cost == 0 || !chain.enter(table.id(), limit.share(), limit.is_shadow(), rest.is_none()) {
             return false;
         }
@@ -241,12 +301,12 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
         let Some(Locked { keys, slot, .. }) = &mut *locked else { return LimitReading::EMPTY };
         let (block, held, transition) =
             (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
-        let (debt, info, mut now) = (OnceCell::new(), self.plain.limit.table.info(), now);
+        let (debt, info, mut now) = (OnceCell::new(), self.plain.table.table.info(), now);
         let state = if let Some(slot) = *slot {
             keys.state(slot)
         } else {
             now = keys.time_of_absent(now, self.algorithm());
-            let policy = self.plain.limit.eviction_policy(self.algorithm(), now);
+            let policy = self.plain.table.eviction_policy(self.algorithm(), now);
             let inherited = keys.inherited_debt(self.plain.hash, &policy, info);
             inherited.map_or(&info.zero, |inherited| debt.get_or_init(|| inherited))
         };
@@ -256,8 +316,8 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
     fn ensure_slot(&self) -> Result<(), TableFull> {
         let slot = self.with_locked(|Locked { keys, slot, now, .. }| {
             if slot.is_none() {
-                let policy = self.plain.limit.eviction_policy(self.algorithm(), *now);
-                *slot = Some(keys.insert(self.plain.hash, *now, &policy, self.plain.limit.table.info())?);
+                let policy = self.plain.table.eviction_policy(self.algorithm(), *now);
+                *slot = Some(keys.insert(self.plain.hash, *now, &policy, self.plain.table.table.info())?);
             }
             Ok(())
         });
@@ -269,7 +329,7 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             if slot.is_some() {
                 return Ok(());
             }
-            keys.is_full_for(self.plain.hash, *now, self.plain.limit.when_full, self.plain.limit.table.info())
+            keys.is_full_for(self.plain.hash, *now, self.plain.table.when_full, self.plain.table.table.info())
         });
         is_full.unwrap_or(Ok(()))
     }
@@ -298,12 +358,12 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             let snapshot = if reading.held == 0 && now == at { StateOf::<C>::next_snapshot(&next) } else { None };
             keys.state_mut(*slot).apply(next);
             if let Some(snapshot) = snapshot {
-                return reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now);
+                return reading.numbers_after(self.plain.table.limit.warn_keys(), snapshot, self.plain.hash, *now);
             }
             reading.held
         };
         let snapshot = transition.snapshot(keys.state(*slot), held, *at);
-        reading.numbers_after(self.plain.limit.limit.warn_keys(), snapshot, self.plain.hash, *now)
+        reading.numbers_after(self.plain.table.limit.warn_keys(), snapshot, self.plain.hash, *now)
     }
 
     fn take_hold(&self, reading: &LimitReading) -> HeldEntry {
@@ -315,12 +375,12 @@ impl<Key: ?Sized, C: SelectAlgorithm<Key>, P: Send + Sync + 'static> Part for Li
             })
         });
         let (amount, hold) = placed.flatten().unwrap_or((reading.cost, (0, 0)));
-        self.plain.limit.entry(self.plain.hash, amount, hold, self.charge_before)
+        self.plain.table.entry(self.plain.hash, amount, hold, self.charge_before)
     }
 }
 
 /// Ends a hold that nobody has taken: an algorithm has panicked.
-impl<Key: ?Sized, C: SelectAlgorithm<Key>, P> Drop for LimitPart<'_, Key, C, P> {
+impl<C: AlgorithmSelector, Chosen> Drop for LimitPart<'_, C, Chosen> {
     fn drop(&mut self) {
         let Some(Locked { mut keys, placed, .. }) = self.locked.take() else { return };
         match placed {

@@ -8,15 +8,14 @@
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use super::charged::{Charged, alone};
-use super::limit_table::{LimitTable, StateOf};
-use super::table::{Keys, ShardGuard, SlotIndex, fingerprint};
+use super::limit_table::{KeyedTable, LimitTable, StateOf};
+use super::table::{Keys, ShardGuard, SlotIndex};
 use super::transaction_limit::{AcquireContext, NotDecided};
 use crate::algorithm::{Algorithm, ChargeOptions, State, Step};
-use crate::clock::Timestamp;
+use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, LazySnapshot, LimitStatus, Verdict};
 use crate::limit::{AlgorithmSelector, SelectAlgorithm, SubKeyOf};
 use crate::limiter::Held;
@@ -29,7 +28,7 @@ use crate::store::inner::{HeldEntry, InLine, NearLimit, ShareRole, micros_floor}
 // Without inlining, row "hot key" of benches/figures.md takes 1.55 times as long.
 #[inline(always)]
 pub(super) fn try_acquire<Key, C, P, S>(
-    limit: &LimitTable<C, P>,
+    limit: &KeyedTable<C, P>,
     context: &AcquireContext<'_, Key, S>,
 ) -> Result<Decision, NotDecided>
 where
@@ -39,39 +38,17 @@ where
     P::SubKey: Hash,
     S: BuildHasher,
 {
-    if !is_plain::<Key, _, _>(limit, &context.options) {
+    if context.options.hold || context.options.has_units() || !limit.table.is_plain {
         return Err(NotDecided::NotApplicable);
     }
-    let hash = fingerprint(limit.key_hash(context.key, context.hasher).ok_or(NotDecided::NotApplicable)?);
-    let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
-    let chosen = limit.limit.algorithm().select(context.key);
-    let algorithm: &C::Algorithm = chosen.borrow();
-    let mut keys = limit.table.lock(hash);
-    let now = keys.decide_at(context.now, context.clock);
-    if !keys.is_plain(hash) {
-        return Err(NotDecided::NotApplicable);
-    }
-    let slot = keys.find(hash).ok_or(NotDecided::Uncommon)?;
-    let state = keys.state_mut(slot);
-    let step = algorithm.decide_in_line(state, now, options, InLine).ok_or(NotDecided::Uncommon)?;
-    let (wait, snapshot) = match step {
-        Step::Allow { next, delay: 0 } if options.cost > 0 => (0, store(state, next, algorithm, now)),
-        // `from_wait` reads zero as allowed, and an algorithm of a user's own may deny for no time.
-        Step::Deny { wait } => (wait.max(1), algorithm.snapshot(state, now)),
-        _ => return Err(NotDecided::Uncommon),
-    };
-    drop(keys);
-    // Built in one place: two would keep the drop of a decision that is not used. Row "hot key" of benches/figures.md.
-    let status = LimitStatus::from_wait(limit.limit.name_handle().clone(), wait, snapshot);
-    Ok(Decision::from_store(now, algorithm.supports_scheduling(), status))
+    let hash = limit.key_hash(context).ok_or(NotDecided::NotApplicable)?;
+    PlainLimit::of::<false, _, _, _>(limit, context, hash).decide_present(context.now, context.clock)
 }
 
 /// Decides any request on one limit that decides by its states, on a present or absent key. `None` leaves the request to the
 /// transaction.
-// Apart from `try_acquire`: the call of the complete case, though not made, costs the common case its registers.
-#[inline(never)]
 pub(super) fn try_complete<Key, C, P, S>(
-    limit: &LimitTable<C, P>,
+    limit: &KeyedTable<C, P>,
     context: &AcquireContext<'_, Key, S>,
 ) -> Option<Decision>
 where
@@ -81,34 +58,33 @@ where
     P::SubKey: Hash,
     S: BuildHasher,
 {
-    let hash = fingerprint(limit.key_hash(context.key, context.hasher)?);
-    let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
-    let chosen = limit.limit.algorithm().select(context.key);
-    let algorithm: &C::Algorithm = chosen.borrow();
-    let mut keys = limit.table.lock(hash);
-    let now = keys.decide_at(context.now, context.clock);
-    let slot = keys.find(hash);
-    if !keys.is_plain(hash) || slot.is_none() && !keys.starts_idle(now) {
+    let hash = limit.key_hash(context)?;
+    PlainLimit::of::<false, _, _, _>(limit, context, hash).decide_any(context.now, context.clock)
+}
+
+/// Charges one limit with a mark, with units that are kept free, or in the shadow, or holds: see [`PlainLimit`].
+pub(super) fn try_alone<Key, C, P, S>(
+    limit: &KeyedTable<C, P>,
+    context: &AcquireContext<'_, Key, S>,
+    held: Option<&mut Held>,
+) -> Option<Decision>
+where
+    Key: ?Sized,
+    C: SelectAlgorithm<Key>,
+    P: SubKeyOf<Key>,
+    P::SubKey: Hash,
+    S: BuildHasher,
+{
+    let options = &context.options;
+    let plain = PlainLimit::of::<true, _, _, _>(limit, context, limit.key_hash(context)?);
+    if plain.options.cost == 0 {
         return None;
     }
-    let state = slot.map_or(&limit.table.info().zero, |slot| keys.state(slot));
-    let step = algorithm.decide(state, now, options);
-    let verdict = step.verdict();
-    let snapshot = match step {
-        Step::Allow { next, .. } if options.cost > 0 => {
-            let policy = limit.eviction_policy(algorithm, now);
-            let slot = match slot {
-                Some(slot) => slot,
-                // If the table is full, the transaction denies.
-                None => keys.insert(hash, now, &policy, limit.table.info()).ok()?,
-            };
-            store(keys.state_mut(slot), next, algorithm, now)
-        }
-        _ => algorithm.snapshot(state, now),
-    };
-    drop(keys);
-    let status = LimitStatus::from_verdict(limit.limit.name_handle().clone(), verdict, snapshot, false);
-    Some(Decision::from_store(now, algorithm.supports_scheduling(), status))
+    if limit.table.limit.holds(options) {
+        let own = limit.table.own_algorithm(context.key, options);
+        return plain.hold_alone(context.now, context.clock, options, own, held?);
+    }
+    plain.charge_alone(context.now, context.clock, options.hold)
 }
 
 /// Stores the next state. Returns its snapshot.
@@ -142,85 +118,161 @@ pub(super) fn preview<A: Algorithm>(
     }
 }
 
-/// Returns whether the limit is enforced, decides by its states alone, and signals nothing.
-#[inline(always)]
-fn is_plain<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(
-    limit: &LimitTable<C, P>,
-    options: &AcquireOptions,
-) -> bool {
-    !options.hold && !options.has_units() && limit.is_plain && decides_by_states::<Key, _, _>(limit)
-}
-
-#[inline(always)]
-pub(super) fn decides_by_states<Key: ?Sized, C: AlgorithmSelector, P: SubKeyOf<Key>>(limit: &LimitTable<C, P>) -> bool {
-    // A request that all limits allow now is within its share, and so needs no free units beside a share.
-    !C::Algorithm::HELD_UNTIL_END && (!limit.limit.sub_key().keeps_free() || limit.limit.share() == ShareRole::Common)
-}
-
 /// One limit, before the locks.
 ///
 /// `ALL` says whether a limit may be a shadow, have a mark, or keep units free, whether the key may be absent, and whether
 /// any cost is decided: without, the compiler drops all that. Row "three limits" of benches/figures.md.
-pub(super) struct PlainLimit<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> {
-    pub(super) limit: &'a LimitTable<C, P>,
+pub(super) struct PlainLimit<'a, C: AlgorithmSelector, Chosen> {
+    pub(super) table: &'a LimitTable<C>,
     pub(super) hash: u64,
     pub(super) options: ChargeOptions,
-    pub(super) chosen: C::Selected<'a>,
+    /// The algorithm, or a reference to it.
+    pub(super) chosen: Chosen,
     pub(super) kept_free: Option<u64>,
     /// The request borrows from the common limits: its share does not apply, or does not allow it now.
     pub(super) borrows: bool,
-    key: PhantomData<fn(&Key)>,
 }
 
-impl<'a, Key, C, P> PlainLimit<'a, Key, C, P>
-where
-    Key: ?Sized,
-    C: SelectAlgorithm<Key>,
-    P: SubKeyOf<Key>,
-    P::SubKey: Hash,
-{
+impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, Chosen> {
     /// Returns `None` if the limit needs the transaction, and `Some(None)` if it does not apply to the key.
     #[inline(always)]
     #[allow(clippy::option_option, reason = "the outer one ends the plain case")]
-    pub(super) fn new<const ALL: bool>(
-        limit: &'a LimitTable<C, P>,
-        context: &AcquireContext<'_, Key, impl BuildHasher>,
-    ) -> Option<Option<Self>> {
-        if C::Algorithm::HELD_UNTIL_END || !(ALL || limit.is_plain && decides_by_states::<Key, _, _>(limit)) {
+    pub(super) fn new<const ALL: bool, Key, P, S>(
+        limit: &'a KeyedTable<C, P>,
+        context: &AcquireContext<'_, Key, S>,
+    ) -> Option<Option<Self>>
+    where
+        Key: ?Sized,
+        C: SelectAlgorithm<Key, Selected<'a> = Chosen>,
+        P: SubKeyOf<Key>,
+        P::SubKey: Hash,
+        S: BuildHasher,
+    {
+        if C::Algorithm::HELD_UNTIL_END || !(ALL || limit.table.is_plain) {
             return None;
         }
-        let Some(hash) = limit.key_hash(context.key, context.hasher) else {
+        let Some(hash) = limit.key_hash(context) else {
             // A request to which the share does not apply borrows.
-            return (ALL || limit.limit.share() != ShareRole::Share).then_some(None);
+            return (ALL || limit.table.limit.share() != ShareRole::Share).then_some(None);
         };
-        let plain = Self::of::<ALL>(limit, context, hash);
+        let plain = Self::of::<ALL, _, _, _>(limit, context, hash);
         (plain.options.cost > 0).then_some(Some(plain))
     }
 
     /// Returns a limit that applies to the key.
     #[inline(always)]
-    pub(super) fn of<const ALL: bool>(
-        limit: &'a LimitTable<C, P>,
-        context: &AcquireContext<'_, Key, impl BuildHasher>,
+    pub(super) fn of<const ALL: bool, Key, P, S>(
+        limit: &'a KeyedTable<C, P>,
+        context: &AcquireContext<'_, Key, S>,
         hash: u64,
-    ) -> Self {
-        let options = ChargeOptions::within(limit.limit.cost().charged(&context.options), context.options.max_delay);
-        let kept_free = if ALL { limit.limit.kept_free(context.key) } else { None };
-        let (hash, chosen) = (fingerprint(hash), limit.limit.algorithm().select(context.key));
-        Self { limit, hash, options, chosen, kept_free, borrows: false, key: PhantomData }
+    ) -> Self
+    where
+        Key: ?Sized,
+        C: SelectAlgorithm<Key, Selected<'a> = Chosen>,
+        P: SubKeyOf<Key>,
+    {
+        let table = &limit.table;
+        let options = ChargeOptions::within(table.limit.cost().charged(&context.options), context.options.max_delay);
+        let kept_free = if ALL { limit.kept_free(context.key) } else { None };
+        let chosen = table.limit.algorithm().select(context.key);
+        Self { table, hash, options, chosen, kept_free, borrows: false }
     }
-}
 
-impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
+    /// Decides on a present key, in line: see [`try_acquire`].
+    #[inline(always)]
+    fn decide_present(&self, read: Timestamp, clock: &dyn Clock) -> Result<Decision, NotDecided> {
+        let (hash, algorithm): (_, &C::Algorithm) = (self.hash, self.chosen.borrow());
+        let mut keys = self.lock();
+        let now = keys.decide_at(read, clock);
+        if !keys.is_plain(hash) {
+            return Err(NotDecided::NotApplicable);
+        }
+        let slot = keys.find(hash).ok_or(NotDecided::Uncommon)?;
+        let state = keys.state_mut(slot);
+        let step = algorithm.decide_in_line(state, now, self.options, InLine).ok_or(NotDecided::Uncommon)?;
+        let (wait, snapshot) = match step {
+            Step::Allow { next, delay: 0 } if self.options.cost > 0 => (0, store(state, next, algorithm, now)),
+            // `from_wait` reads zero as allowed, and an algorithm of a user's own may deny for no time.
+            Step::Deny { wait } => (wait.max(1), algorithm.snapshot(state, now)),
+            _ => return Err(NotDecided::Uncommon),
+        };
+        drop(keys);
+        // Built in one place: two would keep the drop of a decision that is not used. Row "hot key" of benches/figures.md.
+        let status = LimitStatus::from_wait(self.table.limit.name_handle().clone(), wait, snapshot);
+        Ok(Decision::from_store(now, algorithm.supports_scheduling(), status))
+    }
+
+    /// Decides any request: see [`try_complete`].
+    // Apart from `decide_present`: the call of the complete case, though not made, costs the common case its registers.
+    #[inline(never)]
+    fn decide_any(&self, read: Timestamp, clock: &dyn Clock) -> Option<Decision> {
+        let (hash, algorithm, info): (_, &C::Algorithm, _) = (self.hash, self.chosen.borrow(), self.table.table.info());
+        let mut keys = self.lock();
+        let now = keys.decide_at(read, clock);
+        let slot = keys.find(hash);
+        if !keys.is_plain(hash) || slot.is_none() && !keys.starts_idle(now) {
+            return None;
+        }
+        let state = slot.map_or(&info.zero, |slot| keys.state(slot));
+        let step = algorithm.decide(state, now, self.options);
+        let verdict = step.verdict();
+        let snapshot = match step {
+            Step::Allow { next, .. } if self.options.cost > 0 => {
+                let policy = self.table.eviction_policy(algorithm, now);
+                let slot = match slot {
+                    Some(slot) => slot,
+                    // If the table is full, the transaction denies.
+                    None => keys.insert(hash, now, &policy, info).ok()?,
+                };
+                store(keys.state_mut(slot), next, algorithm, now)
+            }
+            _ => algorithm.snapshot(state, now),
+        };
+        drop(keys);
+        let status = LimitStatus::from_verdict(self.table.limit.name_handle().clone(), verdict, snapshot, false);
+        Some(Decision::from_store(now, algorithm.supports_scheduling(), status))
+    }
+
+    /// Holds on one limit.
+    // In line, as `charge_alone`: row "memory warn_at" of benches/figures.md, 1.18 times as long by calls.
+    #[inline(always)]
+    fn hold_alone(
+        &self,
+        read: Timestamp,
+        clock: &dyn Clock,
+        options: &AcquireOptions,
+        own: Option<C::Algorithm>,
+        held: &mut Held,
+    ) -> Option<Decision> {
+        let mut keys = self.lock();
+        let now = keys.decide_at(read, clock);
+        let charged = self.decide_hold(&mut keys, now, options)?;
+        held.add(self.hold(&mut keys, now, own));
+        drop(keys);
+        alone(charged, now)
+    }
+
+    /// Charges one limit. Beside a hold, a fixed cost schedules nothing.
+    #[inline(always)]
+    fn charge_alone(&self, read: Timestamp, clock: &dyn Clock, is_hold: bool) -> Option<Decision> {
+        let mut keys = self.lock();
+        let now = keys.decide_at(read, clock);
+        let allowed = self.decide::<true>(&mut keys, now)?;
+        let mut charged = self.charge::<true>(allowed, now);
+        drop(keys);
+        charged.supports_scheduling &= charged.is_shadow || !is_hold;
+        alone(charged, now)
+    }
+
     #[inline(always)]
     pub(super) fn lock(&self) -> ShardGuard<'a, C::Algorithm> {
-        self.limit.table.lock(self.hash)
+        self.table.table.lock(self.hash)
     }
 
     /// Returns the units that must be free beside the cost. Within its share, a request needs none.
     #[inline(always)]
     fn needed_free(&self) -> u64 {
-        match self.limit.limit.share() {
+        match self.table.limit.share() {
             ShareRole::Common if !self.borrows => 0,
             ShareRole::Share => 0,
             _ => self.kept_free.unwrap_or(0),
@@ -232,7 +284,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
     #[inline(always)]
     pub(super) fn borrows(
         limit: Option<&Self>,
-        table: &LimitTable<C, P>,
+        table: &LimitTable<C>,
         keys: Option<&mut ShardGuard<'a, C::Algorithm>>,
         now: Timestamp,
     ) -> Option<bool> {
@@ -251,20 +303,20 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
     /// Returns whether the limit has no part in the decision: the request borrows from the others.
     #[inline(always)]
     pub(super) fn is_borrowed(&self) -> bool {
-        self.borrows && self.limit.limit.share() == ShareRole::Share
+        self.borrows && self.table.limit.share() == ShareRole::Share
     }
 
     /// Returns whether a request that borrows needs free units of this limit.
     #[inline(always)]
     pub(super) fn lends(&self) -> bool {
-        self.limit.limit.share() == ShareRole::Common
+        self.table.limit.share() == ShareRole::Common
     }
 
     /// Finds the slot of the key. An absent key gets a free one: if another limit denies, it stays idle, and so free.
     #[inline(always)]
     pub(super) fn slot(&self, keys: &mut Keys<C::Algorithm>, now: Timestamp) -> Option<SlotIndex> {
         match keys.find(self.hash) {
-            None if keys.starts_idle(now) => keys.insert_free(self.hash, now, self.limit.table.info()),
+            None if keys.starts_idle(now) => keys.insert_free(self.hash, now, self.table.table.info()),
             slot => slot,
         }
     }
@@ -338,7 +390,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
     ) -> Option<Allowed<'k, C::Algorithm>> {
         // As in `store`: row "three limits" of benches/figures.md.
         let preview = preview(algorithm, &next, now);
-        if ALL && let Some(mark) = self.limit.limit.warn_keys() {
+        if ALL && let Some(mark) = self.table.limit.warn_keys() {
             let after = preview?.keeping_free(Some(self.needed_free()), None, algorithm.supports_scheduling());
             if mark.warn_at.level(&after).has(NearLimit::NEAR) {
                 return None;
@@ -357,7 +409,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
         now: Timestamp,
         options: &AcquireOptions,
     ) -> Option<Charged<'a>> {
-        let (table, cost, algorithm): (_, _, &C::Algorithm) = (self.limit, self.options.cost, self.chosen.borrow());
+        let (table, cost, algorithm): (_, _, &C::Algorithm) = (self.table, self.options.cost, self.chosen.borrow());
         let is_counted = !C::Algorithm::HELD_UNTIL_END || options.keeps_guard && !keys.has_due(now);
         let decides_alone = self.kept_free.is_none() && table.limit.share() == ShareRole::None && !table.has_mark;
         if !is_counted || !decides_alone || keys.block(self.hash, now).is_some() {
@@ -386,7 +438,7 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
     /// Holds the cost on a key that has a slot.
     pub(super) fn hold(&self, keys: &mut Keys<C::Algorithm>, now: Timestamp, own: Option<C::Algorithm>) -> HeldEntry {
         let hold = self.place(keys, now, self.options.cost, own);
-        self.limit.entry(self.hash, self.options.cost, hold, 0)
+        self.table.entry(self.hash, self.options.cost, hold, 0)
     }
 
     /// Places a hold in the table. Returns its number and its deadline.
@@ -412,12 +464,12 @@ impl<'a, Key: ?Sized, C: SelectAlgorithm<Key>, P> PlainLimit<'a, Key, C, P> {
             Some(snapshot) => snapshot,
             None => algorithm.snapshot(state, now),
         };
-        let limit = &self.limit.limit;
+        let limit = &self.table.limit;
         let is_shadow = ALL && limit.is_shadow();
         // A share, the limits beside a share, and units that are kept free: nothing is scheduled. A shadow does not prevent
         // the others from it.
         let schedules = limit.share() == ShareRole::None && self.kept_free.is_none() && algorithm.supports_scheduling();
-        let near = if ALL && self.limit.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
+        let near = if ALL && self.table.has_mark { NearLimit::HAS_MARK } else { NearLimit::NONE };
         let kept_free = if ALL { self.needed_free() } else { 0 };
         let (is_bucket, supports_scheduling) = (algorithm.supports_scheduling(), is_shadow || schedules);
         Charged { name: limit.name_handle(), snapshot, kept_free, is_bucket, is_shadow, supports_scheduling, near }
@@ -429,40 +481,4 @@ pub(super) struct Allowed<'k, A: Algorithm> {
     state: &'k mut A::State,
     next: <A::State as State>::Next,
     preview: Option<LazySnapshot>,
-}
-
-/// Charges one limit with a mark, with units that are kept free, or in the shadow, or holds: see [`PlainLimit`].
-pub(super) fn try_alone<Key, C, P, S>(
-    limit: &LimitTable<C, P>,
-    context: &AcquireContext<'_, Key, S>,
-    held: Option<&mut Held>,
-) -> Option<Decision>
-where
-    Key: ?Sized,
-    C: SelectAlgorithm<Key>,
-    P: SubKeyOf<Key>,
-    P::SubKey: Hash,
-    S: BuildHasher,
-{
-    let options = &context.options;
-    let plain = PlainLimit::of::<true>(limit, context, limit.key_hash(context.key, context.hasher)?);
-    if plain.options.cost == 0 {
-        return None;
-    }
-    if limit.limit.holds(options) {
-        let (held, own) = (held?, limit.own_algorithm(context.key, options));
-        let mut keys = plain.lock();
-        let now = keys.decide_at(context.now, context.clock);
-        let charged = plain.decide_hold(&mut keys, now, options)?;
-        held.add(plain.hold(&mut keys, now, own));
-        drop(keys);
-        return alone(charged, now);
-    }
-    let mut keys = plain.lock();
-    let now = keys.decide_at(context.now, context.clock);
-    let allowed = plain.decide::<true>(&mut keys, now)?;
-    let mut charged = plain.charge::<true>(allowed, now);
-    drop(keys);
-    charged.supports_scheduling &= charged.is_shadow || !options.hold;
-    alone(charged, now)
 }

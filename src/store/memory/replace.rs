@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 
 use super::chain::{self, PartList};
 use super::hasher::DefaultHashBuilder;
-use super::limit_table::LimitTable;
+use super::limit_table::KeyedTable;
 use super::limits::{MemoryLimits, with_parts_of};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use crate::decision::{AcquireOptions, Decision};
@@ -96,7 +96,7 @@ where
         capacity: Capacity,
         previous: Option<&dyn Any>,
     ) -> Result<DynLimitTable<Key, S>, Error> {
-        Ok(Arc::new(LimitTable::replacing(self.beside(shares), capacity, previous)?))
+        Ok(Arc::new(KeyedTable::replacing::<Key>(self.beside(shares), capacity, previous)?))
     }
 }
 
@@ -131,7 +131,7 @@ fn build<Key: ?Sized, S: BuildHasher>(
     let facts: Vec<_> = limits.iter().map(|limit| limit.0.facts()).collect();
     let shares = if limits.is_empty() && capacity.allow_no_limits { None } else { check_limits(&facts)? };
     let build = |limit: DynLimit<Key, S>| {
-        let previous = previous.iter().find(|table| table.name().as_str() == limit.name());
+        let previous = previous.iter().find(|table| table.info().name().as_str() == limit.name());
         limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
     };
     limits.into_iter().map(build).collect()
@@ -154,7 +154,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
             [one] => one.try_acquire(context),
             _ if is_uncommon(&context.options) => Err(NotDecided::NotApplicable),
             // Without a guard it is an error, also if the limit does not apply.
-            tables if tables.iter().any(|table| table.is_held_until_end()) => Err(NotDecided::NotApplicable),
+            tables if tables.iter().any(|table| table.info().is_held_until_end()) => Err(NotDecided::NotApplicable),
             tables => try_parts(tables, context, None).ok_or(NotDecided::NotApplicable),
         }
     }

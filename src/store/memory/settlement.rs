@@ -47,6 +47,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
             _ => read_clock(&self.clock),
         };
         L::for_each(&self.tables, &mut |table| {
+            let table = table.info();
             if table.table_id() == entry.table {
                 settled = settled.and(table.settle(entry, actual, &mut now, &self.clock));
             }

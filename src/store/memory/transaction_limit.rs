@@ -9,9 +9,9 @@ use super::table::TableFull;
 use super::usage::{TopKey, Usage};
 use super::when_full::WhenFull;
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{AcquireOptions, BlockReason, Costs, Decision};
+use crate::decision::{AcquireOptions, Costs, Decision};
 use crate::error::Error;
-use crate::limiter::{Held, LimitsOfKey};
+use crate::limiter::Held;
 use crate::store::inner::{HeldEntry, Name};
 
 /// The capacity of each limit.
@@ -30,27 +30,17 @@ impl Capacity {
 }
 
 /// One limit of a transaction.
-pub trait TransactionLimit<Key: ?Sized, S>: LimitInfo {
-    /// Returns whether the limit applies to `key`.
-    fn applies_to(&self, key: &Key) -> bool;
+pub trait TransactionLimit<Key: ?Sized, S>: Send + Sync {
+    /// Returns the limit, for a limit that replaces it.
+    fn as_any(&self) -> &dyn Any;
+    /// Returns the operations on the limit that need no key.
+    fn info(&self) -> &dyn LimitInfo;
     /// Decides alone on the fast path. An error charges nothing.
     fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
     /// Decides alone, if it needs no transaction.
     fn try_complete(&self, context: &AcquireContext<'_, Key, S>, held: Option<&mut Held>) -> Option<Decision>;
     /// Runs `f` on the limit's part in a decision. Returns `false` if the limit does not apply to the key.
     fn with_part(&self, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&dyn Part)) -> bool;
-    /// Removes the key's state.
-    fn reset(&self, context: &AcquireContext<'_, Key, S>);
-    /// Makes the key's state the one after a charge of `used` on a never-seen key.
-    fn set(&self, context: &AcquireContext<'_, Key, S>, used: u64) -> Result<(), TableFull>;
-    /// Charges `cost` without asking.
-    fn surcharge(&self, context: &AcquireContext<'_, Key, S>, cost: u64) -> Result<(), TableFull>;
-    /// Blocks the key until this time. A time that is not in the future removes the block.
-    fn block(&self, context: &AcquireContext<'_, Key, S>, until: Timestamp, reason: BlockReason);
-    /// Returns the hash of the sub-key.
-    fn key_hash(&self, context: &AcquireContext<'_, Key, S>) -> u64;
-    /// Names the limit, unless it is a shadow or does not apply.
-    fn name_limit(&self, context: &AcquireContext<'_, Key, S>, limits: &mut LimitsOfKey<'_>);
     /// Returns what identifies the limit in a file of saved counts: its name, its algorithm and its sub-key.
     fn saved_names(&self) -> SavedNames;
 }
@@ -69,8 +59,6 @@ pub enum NotDecided {
 
 /// The operations on a limit that need no key.
 pub trait LimitInfo: Send + Sync {
-    /// Returns the limit, for a limit that replaces it.
-    fn as_any(&self) -> &dyn Any;
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;

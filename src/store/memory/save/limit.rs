@@ -42,7 +42,7 @@ impl SavedLimit<'_> {
     }
 }
 
-impl<C: AlgorithmSelector, P> LimitTable<C, P> {
+impl<C: AlgorithmSelector> LimitTable<C> {
     /// Returns what identifies the limit in a file.
     pub(in crate::store::memory) fn names_in_file<SubKey: ?Sized>(&self) -> SavedNames {
         SavedNames {

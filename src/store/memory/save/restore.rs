@@ -37,7 +37,7 @@ impl Restore {
         let filled = self.counts.and_then(|counts| fill::<Key, L, S>(&counts, tables, hasher, now));
         match (filled, self.or_empty) {
             (Err(error), Some(or_empty)) => {
-                L::for_each(tables, &mut |limit| limit.clear());
+                L::for_each(tables, &mut |limit| limit.info().clear());
                 or_empty(&error);
                 Ok(())
             }
@@ -63,7 +63,7 @@ where
         if let Some(saved) = counts.find(&table.saved_names())
             && filled.is_ok()
         {
-            filled = table.restore(saved, now);
+            filled = table.info().restore(saved, now);
         }
     });
     filled

@@ -57,7 +57,7 @@ where
         L::for_each(self.tables(), &mut |limit| {
             if saved.is_ok() {
                 let names = limit.saved_names();
-                saved = check_keys(&names).and_then(|()| limit.save(&names, now, &mut file).map_err(failed));
+                saved = check_keys(&names).and_then(|()| limit.info().save(&names, now, &mut file).map_err(failed));
             }
         });
         saved.and_then(|()| file.finish().map_err(failed))
