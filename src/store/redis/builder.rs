@@ -112,7 +112,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 
     /// Sets the time after which a decision fails, at most 24 hours. Default: [`DEFAULT_DEADLINE`](Self::DEFAULT_DEADLINE).
     ///
-    /// The time includes connecting, and waiting for earlier calls.
+    /// The time includes connecting, and waiting for earlier calls. An attempt to connect ends after two seconds, or after
+    /// nine tenths of the deadline if that is longer. A later decision may use the connection.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.settings.deadline = deadline;
         self

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 
 use super::client::{ClientConfig, Completion, OperationKind, OperationTarget, by_deadline, call_once};
-use super::connect::{CHECK_TIMEOUT, CONNECT_TIMEOUT, no_runtime};
+use super::connect::{connect_timeout, no_runtime};
 use super::limiter_state::LimiterState;
 use super::random_id::random_id;
 use super::script::{LimitInfo, Operation};
@@ -27,15 +27,16 @@ const MAX_TRIES: usize = 1_000;
 impl<Key: ?Sized> LimiterState<Key> {
     /// Makes decisions on each node: see [`Redis::health_check`](super::Redis::health_check).
     pub(super) async fn health_check(&self) -> Result<(), Error> {
-        let timer = sleep(CHECK_TIMEOUT).ok_or_else(no_runtime)?;
-        let server = &self.client.config.health.server;
+        let ClientConfig { health, deadline, .. } = &*self.client.config;
+        let (server, within) = (&health.server, connect_timeout(*deadline) * 2);
+        let timer = sleep(within).ok_or_else(no_runtime)?;
         let checked = async {
-            server.discover_nodes().await.map_err(|failure| failure.error)?;
+            server.discover(*deadline).await.map_err(|failure| failure.error)?;
             try_join_all((0..server.node_count()).map(|index| self.check_node(index))).await.map(drop)
         };
         by_deadline(checked, timer, || {
             format!(
-                "health check failed: Redis ({}) did not respond within {CHECK_TIMEOUT:?}; check that the server is \
+                "health check failed: Redis ({}) did not respond within {within:?}; check that the server is \
                  reachable",
                 server.describe(),
             )
@@ -55,8 +56,9 @@ impl<Key: ?Sized> LimiterState<Key> {
             return Ok(());
         }
         let node = config.health.node(index);
-        let connection = server.connect(index).await.map_err(|failure| failure.error)?;
-        let config = Arc::new(ClientConfig { deadline: CONNECT_TIMEOUT, ..ClientConfig::clone(config) });
+        let connection = server.open(index, config.deadline).await.map_err(|failure| failure.error)?;
+        let config =
+            Arc::new(ClientConfig { deadline: connect_timeout(config.deadline), ..ClientConfig::clone(config) });
         let run = |operations| call_once(&config, &node, Arc::clone(&connection), operations);
         let block =
             |micros| self.blocked_limit().and_then(|limit| self.operation(Operation::Block, limit, &[], 0, 2 * micros));
@@ -136,22 +138,26 @@ impl<Key: ?Sized> LimiterState<Key> {
 mod tests {
     use std::sync::Arc;
 
+    use std::time::Duration;
+
+    use redis::RedisError;
     use tokio::sync::Barrier;
+    use tokio::time::sleep;
 
     use crate::store::inner::BoxFuture;
-    use crate::store::redis::connect::{Connection, Connector, Failure};
-    use crate::store::redis::{Redis, RedisServer};
-    use crate::{Error, Gcra, Quota};
+    use crate::store::redis::connect::{Connection, Connector};
+    use crate::store::redis::{Redis, RedisBuilder, RedisServer};
+    use crate::{AcquireOptions, Gcra, Limiter as _, Quota};
 
     /// A cluster whose nodes fail once a client connects to all of them.
     struct Nodes(Arc<Barrier>);
 
     impl Connector for Nodes {
-        fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+        fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
             let nodes = Arc::clone(&self.0);
             Box::pin(async move {
                 nodes.wait().await;
-                Err(Failure::unusable(Error::unavailable("connected to all nodes")))
+                Err(std::io::Error::other("connected to all nodes").into())
             })
         }
 
@@ -178,5 +184,36 @@ mod tests {
         let limiter = Redis::<str>::builder(server, "api", Gcra::new(Quota::per_second(1))).build().expect("limits");
         let error = limiter.health_check().await.expect_err("the nodes fail");
         assert!(error.to_string().contains("connected to all nodes"), "{error}");
+    }
+
+    /// A server that takes three seconds to refuse a connection.
+    struct SlowServer;
+
+    impl Connector for SlowServer {
+        fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
+            Box::pin(async {
+                sleep(Duration::from_secs(3)).await;
+                Err(std::io::Error::other("refused late").into())
+            })
+        }
+
+        fn describe(&self) -> &'static str {
+            "a slow server"
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connecting_ends_after_two_seconds_unless_the_deadline_is_longer() {
+        let limiter = |deadline| {
+            let server = RedisServer(Arc::new(SlowServer));
+            Redis::builder(server, "api", Gcra::new(Quota::per_second(1))).deadline(deadline).build().expect("limits")
+        };
+        let error = limiter(RedisBuilder::<str>::DEFAULT_DEADLINE).health_check().await.expect_err("no connection");
+        assert!(error.to_string().contains("no connection within 2s"), "{error}");
+        let patient = limiter(Duration::from_secs(10));
+        let error = patient.health_check().await.expect_err("the server refuses");
+        assert!(error.to_string().contains("refused late"), "{error}");
+        let error = patient.acquire("alice", AcquireOptions::default()).await.expect_err("the server refuses");
+        assert!(error.to_string().contains("refused late"), "{error}");
     }
 }

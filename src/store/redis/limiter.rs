@@ -176,10 +176,10 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or no decision within four, Redis rejects the password, the script or
-    /// a command of the script, the server is in cluster mode and the limiter is not, or a proxy distributes the keys of one
-    /// call over several servers; the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio
-    /// runtime, and in one without timer or I/O.
+    /// If there is no connection within the time to [connect](RedisBuilder::deadline), at least two seconds, or no decision
+    /// within twice that time. If Redis rejects the password, the script or a command of the script, the server is
+    /// in cluster mode and the limiter is not, or a proxy distributes the keys of one call over several servers. The error
+    /// names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime, and in one without timer or I/O.
     pub async fn health_check(&self) -> Result<(), Error> {
         let state = self.shared.state.load_full();
         state.health_check().await

@@ -9,7 +9,7 @@ use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-use super::connect::{Connection, Connector, Failure, Opening, SharedConnection, with_connect_timeout};
+use super::connect::{Connection, Connector, Opening, SharedConnection};
 use super::server::RedisServer;
 use crate::error::Error;
 use crate::store::inner::BoxFuture;
@@ -166,7 +166,7 @@ impl<M: Manager> Connection for PoolConnection<M> {
 }
 
 impl<M: Manager> Connector for PoolConnector<M> {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
         let (pool, kept) = (self.pool.clone(), Arc::clone(&self.kept));
         Box::pin(async move {
             let _opening = kept.opening.begin().await;
@@ -178,7 +178,7 @@ impl<M: Manager> Connector for PoolConnector<M> {
                 connection.give_up();
                 kept.connection().take_if(|kept| Arc::ptr_eq(kept, &connection));
             }
-            let opened = with_connect_timeout("a pool", Self::open(pool, &kept)).await?;
+            let opened = Self::open(pool, &kept).await?;
             // The pool, or another caller, may have given one meanwhile.
             Ok(Arc::clone(kept.connection().get_or_insert(opened)) as Arc<dyn Connection>)
         })
@@ -207,11 +207,10 @@ impl<M: Manager> Connector for PoolConnector<M> {
 }
 
 impl<M: Manager> Connector for ManagerConnector<M> {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
         let manager = Arc::clone(&self.0);
         Box::pin(async move {
-            let connection = with_connect_timeout("a pool's manager", manager.connect()).await?;
-            Ok(Arc::new(SharedConnection::from_connection(connection)) as Arc<dyn Connection>)
+            Ok(Arc::new(SharedConnection::from_connection(manager.connect().await?)) as Arc<dyn Connection>)
         })
     }
 

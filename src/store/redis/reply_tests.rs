@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{sleep, timeout};
 
-use super::connect::{Connection, Connector, Failure};
+use super::connect::{Connection, Connector};
 use super::{Lease, Redis, RedisServer};
 use crate::store::RedisLimit;
 use crate::store::inner::BoxFuture;
@@ -121,7 +121,7 @@ impl Connection for AnyServer {
 }
 
 impl Connector for AnyServer {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
         let connection = self.clone();
         Box::pin(async move { Ok(Arc::new(connection) as Arc<dyn Connection>) })
     }

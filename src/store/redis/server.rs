@@ -115,8 +115,8 @@ impl RedisServer {
     ///
     /// The provider is an asynchronous closure. Credentials [that expire](RedisCredentials::expires_in) are renewed
     /// before they do: the limiter asks the provider again, and authenticates the open connection. The time that the
-    /// provider takes counts towards the two seconds of opening a connection, so a provider should cache what it
-    /// fetches. If the provider fails, the decision fails; the error keeps the provider's text.
+    /// provider takes counts towards the time to [open a connection](crate::RedisBuilder::deadline), so a provider should
+    /// cache what it fetches. If the provider fails, the decision fails; the error keeps the provider's text.
     ///
     /// In a cluster the credentials apply to all nodes. With Sentinel they apply to the master, and the Sentinels use
     /// the credentials in their addresses.

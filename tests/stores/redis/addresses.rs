@@ -3,12 +3,16 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
+use tokio::time::{pause, sleep};
 use tower_ratelimit::{
     AcquireOptions, DynLimit, Error, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota, Redis, RedisServer,
     SlidingLog,
 };
 
+use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, is_allowed, redis_limiter};
+use crate::proxy::Proxy;
 use crate::random::Random;
 use crate::server::Server;
 
@@ -259,6 +263,10 @@ async fn unusable_servers_are_named_in_the_error() {
         ("rediss", plain.port, &["does not speak TLS", "closed the connection", "expects TLS"]),
     ] {
         let limiter = at(&format!("{scheme}://127.0.0.1:{port}"));
+        if scheme == "rediss" {
+            // Some servers wait for the rest of a command.
+            pause();
+        }
         let checked = limiter.health_check().await.expect_err("no usable server");
         let decided = crate::helpers::acquire(&limiter, "alice", AcquireOptions::default()).await;
         for error in [checked, decided.expect_err("no usable server")] {
@@ -308,13 +316,37 @@ async fn refused_scripts_and_writes_are_errors() {
 async fn silent_server_is_an_error_within_the_connect_timeout() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
-    let error = at(&format!("redis://{address}")).health_check().await.expect_err("a silent server");
+    let address = format!("redis://{address}");
+    let default_deadline = |server| Redis::<str>::new(server, "api", Gcra::new(QUOTA));
+    let single = default_deadline(RedisServer::open(&address).expect("an address"));
+    let error = single.health_check().await.expect_err("a silent server");
     assert!(error.is_unavailable());
     assert_error_contains(&error, "within 2s");
-    let cluster = RedisServer::cluster([format!("redis://{address}")]).expect("an address");
-    let cluster = redis_limiter::<str>(cluster, "api", Gcra::new(QUOTA));
+    let cluster = default_deadline(RedisServer::cluster([address]).expect("an address"));
     let error = cluster.health_check().await.expect_err("a silent node");
     assert_error_contains(&error, "a cluster node did not respond in time; check that the server is reachable");
+}
+
+/// Connecting takes longer than the two seconds that limiters with a shorter deadline wait.
+#[tokio::test]
+async fn slow_connection_opens_within_a_long_deadline() {
+    let (server, cluster) = (Server::start(), Cluster::masters(1, |_| Server::node_with(&[])));
+    let proxies = [Proxy::before(server.socket()), Proxy::before(cluster.nodes[0].socket())];
+    let addresses = proxies.each_ref().map(|proxy| format!("redis://{}", proxy.address));
+    let servers = [RedisServer::open(&addresses[0]), RedisServer::cluster([&addresses[1]])];
+    let mut decisions = JoinSet::new();
+    for (proxy, server) in proxies.iter().zip(servers) {
+        proxy.hold(true);
+        let limiter = redis_limiter::<str>(server.expect("an address"), "api", Gcra::new(QUOTA));
+        decisions.spawn(async move {
+            limiter.health_check().await.expect("a slow server");
+        });
+    }
+    sleep(Duration::from_secs(3)).await;
+    for proxy in &proxies {
+        proxy.hold(false);
+    }
+    decisions.join_all().await;
 }
 
 #[test]

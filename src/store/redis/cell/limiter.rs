@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
 use crate::store::redis::builder::Settings;
-use crate::store::redis::connect::CHECK_TIMEOUT;
+use crate::store::redis::connect::connect_timeout;
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::key_format::KeyFormat;
 use crate::store::redis::server::RedisServer;
@@ -80,13 +80,13 @@ impl RedisCell {
     ///
     /// # Errors
     ///
-    /// If there is no connection within two seconds, or no reply within four, or Redis rejects the password or a write, or
-    /// has no `CL.THROTTLE`; the error names the cause. [`is_config`](Error::is_config) holds outside of a tokio runtime,
-    /// and in one without timer or I/O.
+    /// As [`Redis::health_check`](crate::Redis::health_check), or if Redis has no `CL.THROTTLE`.
     pub async fn health_check(&self) -> Result<(), Error> {
         // A peek.
         let throttle = self.rate.throttle(&self.name(|writer| writer.bytes(b"health-check")), 0);
-        self.link.send(throttle, CHECK_TIMEOUT, |reply| ThrottleReply::read(reply).map(drop)).await
+        self.link
+            .send(throttle, connect_timeout(self.link.deadline) * 2, |reply| ThrottleReply::read(reply).map(drop))
+            .await
     }
 
     /// Returns the name of a key in Redis.

@@ -104,7 +104,7 @@ impl CellLink {
         // A task: if opening takes longer than the deadline, the connection serves a later command.
         let opened = runtime.spawn(async move {
             let _opening = opening;
-            let connection = link.health.server.connect(0).await?;
+            let connection = link.health.server.open(0, link.deadline).await?;
             *link.state() = LinkState { connection: Some(Arc::clone(&connection)), unanswered: None };
             Ok(connection)
         });

@@ -144,7 +144,7 @@ async fn connect(
     node: &Arc<NodeState>,
     queue: &OperationQueue,
 ) -> Option<Arc<dyn Connection>> {
-    let mut attempt = config.health.server.connect(node.index);
+    let mut attempt = pin!(config.health.server.open(node.index, config.deadline));
     loop {
         let started_at = Instant::now();
         let error = match select(&mut attempt, pin!(sleep(config.deadline))).await {

@@ -19,6 +19,8 @@ use crate::store::redis::connect::{Connection, SharedConnection};
 #[derive(Clone)]
 pub(super) struct ClusterConnection {
     topology: Topology,
+    /// The maximum time to connect.
+    within: Duration,
     nodes: Arc<Mutex<HashMap<usize, Arc<OnceCell<SharedConnection>>>>>,
 }
 
@@ -29,8 +31,8 @@ impl ClusterConnection {
     const MAX_RETRIES: usize = 3;
     const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-    pub(super) fn new(topology: Topology) -> Self {
-        Self { topology, nodes: Arc::default() }
+    pub(super) fn new(topology: Topology, within: Duration) -> Self {
+        Self { topology, within, nodes: Arc::default() }
     }
 
     /// Returns the connection to a node. The first caller opens it; concurrent callers wait for that.
@@ -54,7 +56,7 @@ impl ClusterConnection {
             let Err(error) = result else { return result };
             let ErrorKind::Server(kind) = error.kind() else {
                 // The node may have run the command.
-                self.topology.refresh_in_background();
+                self.topology.refresh_in_background(self.within);
                 return Err(error);
             };
             match kind {
@@ -66,14 +68,14 @@ impl ClusterConnection {
                         ask_node = Some(target);
                     } else {
                         self.topology.set_slot_owner(slot, target);
-                        self.topology.refresh_in_background();
+                        self.topology.refresh_in_background(self.within);
                     }
                 }
                 ServerErrorKind::ClusterDown | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown
                     if retries < Self::MAX_RETRIES =>
                 {
                     retries += 1;
-                    self.topology.refresh_in_background();
+                    self.topology.refresh_in_background(self.within);
                     sleep(Self::RETRY_DELAY).await;
                 }
                 _ => return Err(error),

@@ -1,6 +1,7 @@
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::timeout;
+use redis::RedisError;
 
 use super::connection::ClusterConnection;
 use super::topology::{ClusterState, Topology};
@@ -8,29 +9,27 @@ use crate::error::Error;
 use crate::store::inner::BoxFuture;
 #[cfg(feature = "redis-tls")]
 use crate::store::redis::connect::RedisTls;
-use crate::store::redis::connect::{
-    CONNECT_TIMEOUT, Connection, Connector, CredentialsProvider, Failure, with_connect_timeout,
-};
+use crate::store::redis::connect::{Connection, Connector, CredentialsProvider};
 
 /// Connects to the nodes of a cluster. A node's index is its index in the slot map.
 impl Connector for Topology {
-    fn connect(&self, node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+    fn connect(&self, node: usize, within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
         let topology = self.clone();
         Box::pin(async move {
             let mut refresh = None;
             if topology.is_discovered() {
                 // A new connection usually replaces a failed one, so the slots may have moved.
-                refresh = topology.refresh_in_background();
+                refresh = topology.refresh_in_background(within);
             } else {
-                with_connect_timeout(topology.describe(), topology.refresh()).await?;
+                topology.refresh(within).await?;
             }
-            let connection = ClusterConnection::new(topology.clone());
-            if let Err(failure) = with_connect_timeout(topology.describe(), connection.node(node)).await {
+            let connection = ClusterConnection::new(topology, within);
+            if let Err(error) = connection.node(node).await {
                 // The error ends the call. With `block_on` for each call nothing drives the refresh after that.
                 if let Some(refresh) = refresh {
-                    let _ = timeout(CONNECT_TIMEOUT, refresh).await;
+                    let _ = refresh.await;
                 }
-                return Err(failure);
+                return Err(error);
             }
             Ok(Arc::new(connection) as Arc<dyn Connection>)
         })
@@ -60,9 +59,9 @@ impl Connector for Topology {
         Ok(Arc::new(Self::from_seeds(seeds.clone(), template, credentials.clone())))
     }
 
-    fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {
+    fn discover_nodes(&self, within: Duration) -> BoxFuture<Result<(), RedisError>> {
         let topology = self.clone();
-        Box::pin(async move { with_connect_timeout(topology.describe(), topology.refresh()).await })
+        Box::pin(async move { topology.refresh(within).await })
     }
 
     fn node_count(&self) -> usize {
@@ -130,6 +129,8 @@ mod tests {
         }
     }
 
+    const WITHIN: Duration = Duration::from_secs(240);
+
     /// A failed attempt to connect to a dead master ends after the refresh, so that it needs no further polls.
     #[test]
     fn failed_connect_has_refreshed_the_slots() {
@@ -140,12 +141,12 @@ mod tests {
         let seed = node.address.as_str().into_connection_info().expect("an address");
         let connector = Topology::new(vec![seed]).expect("an address");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        assert!(runtime.block_on(connector.discover_nodes()).is_ok(), "a node");
+        assert!(runtime.block_on(connector.discover_nodes(WITHIN)).is_ok(), "a node");
         let first = connector.node_of_slot(0);
         node.master.store(node.port, Ordering::SeqCst);
-        assert!(runtime.block_on(connector.connect(first)).is_err(), "nobody listens");
+        assert!(runtime.block_on(connector.connect(first, WITHIN)).is_err(), "nobody listens");
         let second = connector.node_of_slot(0);
         assert_ne!(second, first, "the slots have moved");
-        assert!(runtime.block_on(connector.connect(second)).is_ok());
+        assert!(runtime.block_on(connector.connect(second, WITHIN)).is_ok());
     }
 }

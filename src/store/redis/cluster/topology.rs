@@ -34,9 +34,10 @@ pub(super) struct ClusterState {
 impl Topology {
     /// The minimum time between two background refreshes.
     const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
-    /// The number of nodes that a refresh asks at once, and the time that each has to reply.
+    /// The number of nodes that a refresh asks at once.
     const PARALLEL_QUERIES: usize = 3;
-    const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
+    /// The part of the time to connect that each of these nodes has to reply.
+    const QUERY_SHARE: u32 = 4;
 
     pub(crate) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
         let mut seeds = Vec::with_capacity(infos.len());
@@ -134,7 +135,7 @@ impl Topology {
 
     /// Starts a refresh of the slot map in the background, at most once per
     /// [`REFRESH_INTERVAL`](Self::REFRESH_INTERVAL). Returns its task.
-    pub(super) fn refresh_in_background(&self) -> Option<JoinHandle<()>> {
+    pub(super) fn refresh_in_background(&self, within: Duration) -> Option<JoinHandle<()>> {
         let mut last_refresh = self.0.last_refresh.lock().unwrap_or_else(PoisonError::into_inner);
         if last_refresh.is_some_and(|at| at.elapsed() < Self::REFRESH_INTERVAL) {
             return None;
@@ -145,7 +146,7 @@ impl Topology {
         let topology = self.clone();
         Some(tokio::spawn(async move {
             // After an error the next failed command starts another refresh.
-            let _ = topology.refresh().await;
+            let _ = topology.refresh(within).await;
         }))
     }
 
@@ -153,7 +154,7 @@ impl Topology {
     ///
     /// Asks the slot owners, then the seeds, [`PARALLEL_QUERIES`](Self::PARALLEL_QUERIES) nodes at a time. Each refresh
     /// begins with another node, so nodes that do not respond delay only some refreshes.
-    pub(super) async fn refresh(&self) -> Result<(), RedisError> {
+    pub(super) async fn refresh(&self, within: Duration) -> Result<(), RedisError> {
         let map = self.0.slot_map.load_full();
         let mut candidates: Vec<NodeAddress> = map.slot_owners().into_iter().cloned().collect();
         let seeds = self.0.seeds.iter().filter(|seed| !candidates.contains(seed)).cloned().collect::<Vec<_>>();
@@ -162,7 +163,8 @@ impl Topology {
         candidates.rotate_left(first);
         let mut last_error = None;
         for group in candidates.chunks(Self::PARALLEL_QUERIES) {
-            match select_ok(group.iter().map(|node| Box::pin(self.fetch_slots(node)))).await {
+            match select_ok(group.iter().map(|node| Box::pin(self.fetch_slots(node, within / Self::QUERY_SHARE)))).await
+            {
                 Ok(((reply, host), _)) => {
                     self.0.slot_map.rcu(|map| map.merge_reply(&reply, &host).unwrap_or_else(|| SlotMap::clone(map)));
                     return Ok(());
@@ -175,8 +177,8 @@ impl Topology {
     }
 
     /// Returns a node's reply to CLUSTER SLOTS, and the node's host.
-    async fn fetch_slots(&self, node: &NodeAddress) -> Result<(Value, String), RedisError> {
-        let query = timeout(Self::QUERY_TIMEOUT, async {
+    async fn fetch_slots(&self, node: &NodeAddress, within: Duration) -> Result<(Value, String), RedisError> {
+        let query = timeout(within, async {
             let mut command = redis::cmd("CLUSTER");
             command.arg("SLOTS");
             self.connect_at(node).await?.send(&command).await

@@ -17,15 +17,20 @@ use crate::error::Error;
 use crate::store::inner::BoxFuture;
 use crate::store::inner::runtime::sleep;
 
-/// The maximum time to open a connection.
-pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The maximum time to open a connection, for limiters with a shorter deadline.
+pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The maximum time of a health check. It exceeds the time to open a connection, whose error names the cause.
-pub(crate) const CHECK_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);
+/// Returns the maximum time to open a connection, for a limiter with this deadline.
+///
+/// A longer deadline, and a health check, which may take twice as long, end later: the error of connecting names the cause.
+pub(crate) fn connect_timeout(deadline: Duration) -> Duration {
+    (deadline / 10 * 9).max(MIN_CONNECT_TIMEOUT)
+}
 
 /// Opens connections to a Redis deployment. A cluster has several nodes; any other deployment has one.
 pub(crate) trait Connector: Send + Sync {
-    fn connect(&self, node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>>;
+    /// Connects to a node. [`open`](Self::open) ends the attempt after the time `within`.
+    fn connect(&self, node: usize, within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>>;
 
     /// The deployment's address for error texts and `Debug`, without credentials.
     fn describe(&self) -> &str;
@@ -60,8 +65,8 @@ pub(crate) trait Connector: Send + Sync {
         ))
     }
 
-    /// Reads the nodes of a cluster.
-    fn discover_nodes(&self) -> BoxFuture<Result<(), Failure>> {
+    /// Reads the nodes of a cluster, as [`connect`](Self::connect).
+    fn discover_nodes(&self, _within: Duration) -> BoxFuture<Result<(), RedisError>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
@@ -75,20 +80,35 @@ pub(crate) trait Connector: Send + Sync {
     }
 }
 
+impl dyn Connector {
+    /// Opens a connection to a node, for a limiter with this deadline.
+    pub(crate) async fn open(&self, node: usize, deadline: Duration) -> Result<Arc<dyn Connection>, Failure> {
+        let within = connect_timeout(deadline);
+        with_timeout(self.describe(), within, self.connect(node, within)).await
+    }
+
+    /// Reads the nodes of a cluster, for a limiter with this deadline.
+    pub(crate) async fn discover(&self, deadline: Duration) -> Result<(), Failure> {
+        let within = connect_timeout(deadline);
+        with_timeout(self.describe(), within, self.discover_nodes(within)).await
+    }
+}
+
 impl fmt::Debug for dyn Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.describe().fmt(f)
     }
 }
 
-/// Runs `connecting` for at most [`CONNECT_TIMEOUT`]: a server may accept a connection and not respond.
+/// Runs `connecting` for at most the time `within`: a server may accept a connection and not respond.
 ///
 /// A panic becomes an error: tokio panics in a runtime without I/O, and a pool's manager may be the user's code.
-pub(crate) async fn with_connect_timeout<C>(
+async fn with_timeout<C>(
     address: &str,
+    within: Duration,
     connecting: impl Future<Output = Result<C, RedisError>>,
 ) -> Result<C, Failure> {
-    let Some(timer) = sleep(CONNECT_TIMEOUT) else { return Err(Failure::unusable(no_runtime())) };
+    let Some(timer) = sleep(within) else { return Err(Failure::unusable(no_runtime())) };
     match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
         Either::Left((Ok(connected), _)) => connected.map_err(|error| Failure::of_connecting(error, address)),
         Either::Left((Err(_), _)) => Err(Failure::unusable(Error::config(
@@ -96,7 +116,7 @@ pub(crate) async fn with_connect_timeout<C>(
              the panic message for another cause",
         ))),
         Either::Right(_) => Err(Failure::timed_out(format!(
-            "connecting to Redis ({address}) failed: no connection within {CONNECT_TIMEOUT:?}; check that the server is \
+            "connecting to Redis ({address}) failed: no connection within {within:?}; check that the server is \
              reachable, and whether the port expects TLS"
         ))),
     }

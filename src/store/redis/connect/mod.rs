@@ -16,9 +16,9 @@ mod tls;
 #[cfg(feature = "redis-cluster")]
 pub(crate) use self::address::at_address;
 pub(crate) use self::address::parse_address;
-#[cfg(any(feature = "bb8", feature = "redis-cluster", test))]
-pub(crate) use self::connector::with_connect_timeout;
-pub(crate) use self::connector::{CHECK_TIMEOUT, CONNECT_TIMEOUT, Connection, Connector};
+#[cfg(test)]
+pub(crate) use self::connector::MIN_CONNECT_TIMEOUT;
+pub(crate) use self::connector::{Connection, Connector, connect_timeout};
 pub use self::credentials::RedisCredentials;
 pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime, runtime_ends};

@@ -1,12 +1,12 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::select_ok;
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value, from_redis_value, from_redis_value_ref};
 
 use super::address::at_address;
-use super::connector::{Connection, Connector, with_connect_timeout};
+use super::connector::{Connection, Connector};
 use super::credentials::CredentialsProvider;
-use super::failure::Failure;
 use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
@@ -78,12 +78,9 @@ impl SentinelConnector {
 }
 
 impl Connector for SentinelConnector {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
         let connector = self.clone();
-        Box::pin(async move {
-            let master = with_connect_timeout(connector.describe(), connector.connect_to_master()).await?;
-            Ok(Arc::new(master) as Arc<dyn Connection>)
-        })
+        Box::pin(async move { Ok(Arc::new(connector.connect_to_master().await?) as Arc<dyn Connection>) })
     }
 
     fn describe(&self) -> &str {

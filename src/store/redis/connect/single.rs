@@ -1,11 +1,11 @@
 use std::sync::Arc;
+use std::time::Duration;
 
-use redis::{Client, ConnectionInfo};
+use redis::{Client, ConnectionInfo, RedisError};
 
 use super::address::address_error;
-use super::connector::{Connection, Connector, with_connect_timeout};
+use super::connector::{Connection, Connector};
 use super::credentials::CredentialsProvider;
-use super::failure::Failure;
 use super::shared_connection::SharedConnection;
 #[cfg(feature = "redis-tls")]
 use super::tls::RedisTls;
@@ -28,13 +28,9 @@ impl ClientConnector {
 }
 
 impl Connector for ClientConnector {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
-        let (info, credentials) = (self.client.get_connection_info().clone(), self.credentials.clone());
-        let address = self.address.clone();
-        Box::pin(async move {
-            let connection = with_connect_timeout(&address, SharedConnection::open(info, credentials)).await?;
-            Ok(Arc::new(connection) as Arc<dyn Connection>)
-        })
+    fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
+        let opening = SharedConnection::open(self.client.get_connection_info().clone(), self.credentials.clone());
+        Box::pin(async move { Ok(Arc::new(opening.await?) as Arc<dyn Connection>) })
     }
 
     fn describe(&self) -> &str {

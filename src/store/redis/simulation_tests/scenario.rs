@@ -3,7 +3,7 @@
 use super::quota::{Form, Quota};
 use super::world::Link;
 use crate::random::Random;
-use crate::store::redis::connect::CONNECT_TIMEOUT;
+use crate::store::redis::connect::MIN_CONNECT_TIMEOUT;
 
 /// The times of the link are in microseconds. All other times are in whole milliseconds, the resolution of tokio's timer.
 #[derive(Debug)]
@@ -225,7 +225,7 @@ impl Scenario {
     /// A connection that was being opened during the fault times out. If the breaker is open, the next trial closes it. The
     /// connection may be half open: it is given up after two deadlines.
     pub(super) fn recovery(&self) -> u64 {
-        let connect = u64::try_from(CONNECT_TIMEOUT.as_millis()).expect("a short time");
+        let connect = u64::try_from(MIN_CONNECT_TIMEOUT.as_millis()).expect("a short time");
         connect + 7 * self.call_interval()
     }
 

@@ -15,9 +15,7 @@ use tokio::time::timeout;
 use super::world::World;
 use crate::store::inner::BoxFuture;
 use crate::store::redis::RedisServer;
-use crate::store::redis::connect::{
-    Connection, Connector, Failure, SharedConnection, connection_config, with_connect_timeout,
-};
+use crate::store::redis::connect::{Connection, Connector, SharedConnection, connection_config};
 
 /// Opens connections of one limiter.
 #[derive(Clone)]
@@ -165,14 +163,14 @@ impl Connection for SimulatedConnection {
 }
 
 impl Connector for SimulatedConnector {
-    fn connect(&self, _node: usize) -> BoxFuture<Result<Arc<dyn Connection>, Failure>> {
+    fn connect(&self, _node: usize, _within: Duration) -> BoxFuture<Result<Arc<dyn Connection>, RedisError>> {
         let connector = self.clone();
         Box::pin(async move {
             let kept = connector.kept.lock().expect("no panic").take();
             if let Some(kept) = kept {
                 return Ok(Arc::new(kept) as Arc<dyn Connection>);
             }
-            Ok(Arc::new(with_connect_timeout("a simulation", connector.open()).await?) as Arc<dyn Connection>)
+            Ok(Arc::new(connector.open().await?) as Arc<dyn Connection>)
         })
     }
 
