@@ -92,8 +92,9 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// The limit whose key the check blocks, because only a write shows whether the server accepts writes.
     fn blocked_limit(&self) -> Option<usize> {
-        let in_flight = self.limits().iter().enumerate().filter(|(_, limit)| limit.fixed_algorithm.is_some());
-        self.probed_limits().chain(in_flight).find(|(_, limit)| !limit.facts.is_shadow).map(|(index, _)| index)
+        let limits = self.limits().iter().enumerate();
+        let known = limits.filter(|(_, limit)| limit.fixed_algorithm.is_some() && !limit.facts.is_shadow);
+        known.min_by_key(|(_, limit)| limit.held_until_end).map(|(index, _)| index)
     }
 
     /// Whether one decision can be made by all probed limits: the script needs the parameters of all limits.

@@ -71,9 +71,9 @@ impl CellLink {
             });
             match select(calling, pin!(timer)).await {
                 Either::Left((replied, _)) => replied,
-                Either::Right(_) => {
-                    Err(Failure::timed_out(health.timeout_message(within, "the cost may have been charged")))
-                }
+                Either::Right(_) => Err(Failure::unusable(Error::unavailable(
+                    health.timeout_message(within, "the cost may have been charged"),
+                ))),
             }
         };
         let failure = replied.as_ref().err();

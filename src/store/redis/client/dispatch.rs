@@ -175,7 +175,7 @@ async fn send(
             return (Ok(None), batch.into_operations());
         }
         Some(Err(error)) => Failure::of_call(error, config.health.server.describe()),
-        None => Failure::timed_out(config.timeout_message()),
+        None => Failure::unusable(Error::unavailable(config.timeout_message())),
     };
     for operation in batch.into_operations() {
         operation.fail(&failure);

@@ -10,8 +10,8 @@ use crate::store::inner::StateEncoding;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
 use crate::store::redis::lease::{LeaseRenewal, LeaseReply, RenewalReply};
 use crate::store::redis::script::{
-    Failure, Grant, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, Updated, View, catch_panic,
-    limit_has_no_algorithm,
+    Failure, Grant, Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, Updated, View,
+    catch_panic, limit_has_no_algorithm,
 };
 
 impl QueuedOperation {
@@ -234,7 +234,15 @@ fn replay_operations(templates: &[Arc<OperationTemplate>], replay: &mut Replay<'
         let (now, algorithms, limit) = (replay.now, replay.algorithms, &replay.limits[index]);
         if limit.script.state_encoding() != StateEncoding::Header {
             let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
-            replay.state(index).replay(|numbers| algorithm.replay_operation(numbers, now, template))?;
+            replay.state(index).replay(|numbers| {
+                if matches!(template.operation, Operation::Set | Operation::Reset) {
+                    numbers.clear();
+                }
+                // A block changes no number.
+                if matches!(template.operation, Operation::Set | Operation::Charge) && template.cost > 0 {
+                    algorithm.replay_charge(numbers, now, template.cost);
+                }
+            })?;
         }
     }
     Ok(())

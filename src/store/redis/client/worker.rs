@@ -71,9 +71,16 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             // Under constant load there is always a call in flight: no other call begins on a connection that was left.
             connection = connection.filter(|connection| !connection.is_left());
             // Callers with results must not wait for a connection. Their call has just ended on this one.
-            if calls.is_empty() && answers.0.is_empty() && !is_usable(connection.as_ref()).await {
-                control.reset_connection();
-                connection = connect(config, node, queue).await;
+            if calls.is_empty() && answers.0.is_empty() {
+                // The server may close an idle connection, or restart. What was not sent yet can be sent on another one.
+                let is_usable = match &connection {
+                    Some(connection) => connection.is_open().await,
+                    None => false,
+                };
+                if !is_usable {
+                    control.reset_connection();
+                    connection = connect(config, node, queue).await;
+                }
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(open) = &connection else { break };
@@ -126,15 +133,6 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             }
         }
     }
-}
-
-/// Whether there is a connection, and it is still open.
-///
-/// The server may close an idle connection, or restart. What was not sent yet can be sent on another connection, and nothing
-/// is ever sent twice.
-async fn is_usable(connection: Option<&Arc<dyn Connection>>) -> bool {
-    let Some(connection) = connection else { return false };
-    connection.is_open().await
 }
 
 /// Opens a connection. Callers meanwhile wait by their own deadlines. Each deadline without a connection, and an attempt

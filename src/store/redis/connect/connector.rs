@@ -115,10 +115,10 @@ async fn with_timeout<C>(
             "connecting to Redis failed: the connector panicked; build the tokio runtime with `enable_all`, or read \
              the panic message for another cause",
         ))),
-        Either::Right(_) => Err(Failure::timed_out(format!(
+        Either::Right(_) => Err(Failure::unusable(Error::unavailable(format!(
             "connecting to Redis ({address}) failed: no connection within {within:?}; check that the server is \
              reachable, and whether the port expects TLS"
-        ))),
+        )))),
     }
 }
 

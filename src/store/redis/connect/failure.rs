@@ -57,14 +57,10 @@ impl Failure {
         Self { error, reconnect: false, server_responded: true, is_rejected: false }
     }
 
-    /// No connection can be opened from here.
+    /// No connection can be opened from here. Or no reply came in time: the connection may be half open, so the next call
+    /// needs a new one.
     pub(crate) fn unusable(error: Error) -> Self {
         Self { error, reconnect: true, server_responded: false, is_rejected: false }
-    }
-
-    /// No reply in time. The connection may be half open, so the next call needs a new one.
-    pub(crate) fn timed_out(message: String) -> Self {
-        Self { error: Error::unavailable(message), reconnect: true, server_responded: false, is_rejected: false }
     }
 }
 

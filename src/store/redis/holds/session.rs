@@ -28,52 +28,20 @@ pub(crate) struct SessionDeadline {
     id: u64,
 }
 
-/// The life of a session. It never goes back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// No reply has granted a hold, so only the call that creates the session knows it.
-    New,
-    /// The server has granted a hold, so it has an entry for the session.
-    Open,
-    /// The session accepts no more holds, and no reply has granted one. The hold that creates it may still arrive.
-    Unknown,
-    /// The session accepts no more holds, and the server has an entry for it.
-    Closing,
+/// The life of a session. What is true once stays true.
+#[derive(Clone, Copy, Default)]
+struct Phase {
+    /// The server has granted a hold, so it has an entry for the session. Until a reply says so, only the call that creates
+    /// the session knows it, and that call may still arrive.
+    is_granted: bool,
+    /// The session accepts no more holds.
+    is_closed: bool,
     /// The server has no entry for the session any more: an update ended it, or the server has settled it on expiry.
-    Over,
+    is_over: bool,
 }
 
 impl Phase {
-    /// Returns the phase after the server has granted a hold.
-    fn granted(self) -> Self {
-        match self {
-            Self::New | Self::Open => Self::Open,
-            Self::Unknown | Self::Closing => Self::Closing,
-            Self::Over => Self::Over,
-        }
-    }
-
-    /// Returns the phase in which the session accepts no more holds.
-    fn closed(self) -> Self {
-        match self {
-            Self::New | Self::Unknown => Self::Unknown,
-            Self::Open | Self::Closing => Self::Closing,
-            Self::Over => Self::Over,
-        }
-    }
-
-    fn is_closed(self) -> bool {
-        matches!(self, Self::Unknown | Self::Closing | Self::Over)
-    }
-
-    /// Returns whether no reply says that the server has an entry.
-    fn is_unconfirmed(self) -> bool {
-        matches!(self, Self::New | Self::Unknown)
-    }
-
-    fn is_over(self) -> bool {
-        self == Self::Over
-    }
+    const OVER: Self = Self { is_granted: true, is_closed: true, is_over: true };
 }
 
 struct SessionState {
@@ -165,7 +133,7 @@ impl Session {
             detached_at: now,
             updates: 0,
             updating_since: now,
-            phase: Phase::New,
+            phase: Phase::default(),
             is_created: false,
             visited_at: None,
             created_at: now,
@@ -198,7 +166,7 @@ impl Session {
     pub(super) fn join(&self, expiry: Duration) -> bool {
         let mut state = self.state();
         // The margin of a tenth covers the time until the hold reaches the server.
-        let is_open = !state.phase.is_closed() && state.renewed_at.elapsed() < expiry * 9 / 10;
+        let is_open = !state.phase.is_closed && state.renewed_at.elapsed() < expiry * 9 / 10;
         state.pending += usize::from(is_open);
         is_open
     }
@@ -211,7 +179,7 @@ impl Session {
     /// Returns the id as a hold sends it: negative if the hold creates the session on the server.
     pub(super) fn signed_id(&self) -> f64 {
         let id = to_f64(self.id);
-        if self.state().phase.is_unconfirmed() { -id } else { id }
+        if self.state().phase.is_granted { id } else { -id }
     }
 
     /// The server granted a pending hold. Returns the time at which the hold ends at the latest, if there is one.
@@ -225,7 +193,7 @@ impl Session {
         state.pending -= 1;
         state.guards += 1;
         state.held = state.held.saturating_add(cost);
-        state.phase = state.phase.granted();
+        state.phase.is_granted = true;
         state.renewed_at = state.renewed_at.max(sent_at);
         let at = sent_at.checked_add(max_duration?)?;
         state.last_deadline += 1;
@@ -245,7 +213,7 @@ impl Session {
     pub(super) fn hold_unknown(&self) {
         let mut state = self.state();
         state.pending -= 1;
-        state.phase = state.phase.closed();
+        state.phase.is_closed = true;
     }
 
     /// The server does not know the session any more.
@@ -254,7 +222,7 @@ impl Session {
     pub(super) fn lose(&self) {
         let mut state = self.state();
         if self.is_in_flight && state.guards > 0 {
-            state.phase = state.phase.closed();
+            state.phase.is_closed = true;
         } else {
             state.lose();
         }
@@ -279,7 +247,7 @@ impl Session {
         // An update in a runtime that is parked does not end. The reply to any other one may bring a surcharge.
         let has_update = state.updates > 0 && now < state.updating_since + expiry * 2;
         // The server has settled an idle session on expiry by then.
-        let has_ended = !has_update && (state.phase.is_over() || now > state.renewed_at + expiry * 2);
+        let has_ended = !has_update && (state.phase.is_over || now > state.renewed_at + expiry * 2);
         state.visited_at = None;
         if state.detached_surcharge == 0 && state.is_idle() && has_ended {
             return (None, None);
@@ -313,7 +281,7 @@ impl Session {
 
     /// Whether the session accepts no more holds.
     pub(super) fn is_closed(&self) -> bool {
-        self.state().phase.is_closed()
+        self.state().phase.is_closed
     }
 
     /// Adds an update in flight.
@@ -340,7 +308,7 @@ impl Session {
     /// Returns the sums for an update that is about to be sent, or `None` if the session is over.
     pub(super) fn snapshot(&self) -> Option<SessionSnapshot> {
         let mut state = self.state();
-        if state.phase.is_over() {
+        if state.phase.is_over {
             return None;
         }
         let surcharge_before = state.sent_surcharge;
@@ -351,7 +319,7 @@ impl Session {
         let is_confirmed = state.acknowledged.surcharge == state.settled.surcharge;
         let ends = state.guards == 0 && state.pending == 0 && is_confirmed;
         if ends {
-            state.phase = state.phase.closed();
+            state.phase.is_closed = true;
         }
         let (sums, number, held) = (state.settled, state.sent_updates, state.held);
         Some(SessionSnapshot { sums, surcharge_before, number, held, ends, sent_at: Instant::now() })
@@ -389,7 +357,7 @@ impl Session {
         state.renewed_at = state.renewed_at.max(snapshot.sent_at);
         state.failures = 0;
         if snapshot.ends {
-            state.phase = Phase::Over;
+            state.phase = Phase::OVER;
         }
         newly_uncounted
     }
@@ -403,11 +371,11 @@ impl Session {
     pub(super) fn update_missed(&self, snapshot: &SessionSnapshot, expiry: Duration) -> u64 {
         let mut state = self.state();
         if self.is_in_flight && state.guards > 0 {
-            state.phase = state.phase.closed();
+            state.phase.is_closed = true;
             state.retry_at = Instant::now() + expiry / 3;
             return snapshot.held.saturating_sub(std::mem::replace(&mut state.uncounted, snapshot.held));
         }
-        if state.phase.is_unconfirmed() && state.created_at.elapsed() < expiry {
+        if !state.phase.is_granted && state.created_at.elapsed() < expiry {
             // The hold that creates the session may still arrive. A later update must then end what it holds.
             state.retry_at = Instant::now() + expiry / 10;
             return 0;
@@ -433,9 +401,9 @@ impl SessionState {
     fn next_visit(&self, now: Instant, expiry: Duration) -> Instant {
         let next = if self.detached_surcharge > 0 {
             self.retry_at
-        } else if self.phase.is_over() && self.is_idle() && self.updates == 0 {
+        } else if self.phase.is_over && self.is_idle() && self.updates == 0 {
             now
-        } else if self.phase.is_over() {
+        } else if self.phase.is_over {
             // The ends of its guards and updates move the visit.
             now + expiry
         } else {
@@ -451,7 +419,7 @@ impl SessionState {
         let surcharge = actual.saturating_sub(held);
         self.guards -= 1;
         self.held = self.held.saturating_sub(held);
-        if self.phase.is_over() {
+        if self.phase.is_over {
             self.detach(surcharge);
             return;
         }
@@ -461,7 +429,7 @@ impl SessionState {
         settled.surcharge = settled.surcharge.saturating_add(surcharge);
         // A new session starts before the sums leave the range in which doubles are exact.
         if self.settled.released.max(self.settled.charged) >= MAX_EXACT / 2 {
-            self.phase = self.phase.closed();
+            self.phase.is_closed = true;
         }
         self.retry_at = Instant::now();
     }
@@ -469,10 +437,10 @@ impl SessionState {
     /// The server's entry is gone before the session ended it: surcharges that no update carried are charged without
     /// it.
     fn lose(&mut self) {
-        if !self.phase.is_over() {
+        if !self.phase.is_over {
             self.detach(self.settled.surcharge - self.sent_surcharge);
         }
-        self.phase = Phase::Over;
+        self.phase = Phase::OVER;
     }
 
     fn detach(&mut self, surcharge: u64) {
@@ -529,25 +497,6 @@ impl SessionTarget {
                 template: Arc::new(template),
             },
             max_duration: algorithm.max_hold_duration().filter(|_| limit.held_until_end),
-        }
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::Phase;
-
-    const ALL: [Phase; 5] = [Phase::New, Phase::Open, Phase::Unknown, Phase::Closing, Phase::Over];
-
-    /// The two facts of a phase stay independent: a grant after the end of holds confirms the entry, and opens nothing.
-    #[test]
-    fn a_grant_confirms_and_never_opens_a_closed_session() {
-        for phase in ALL {
-            let (granted, closed) = (phase.granted(), phase.closed());
-            assert!(!granted.is_unconfirmed() && granted.is_closed() == phase.is_closed(), "{phase:?}");
-            assert!(closed.is_closed() && closed.is_unconfirmed() == phase.is_unconfirmed(), "{phase:?}");
-            assert_eq!([granted, closed].map(Phase::is_over), [phase.is_over(); 2], "{phase:?}");
-            assert_eq!(granted.closed(), closed.granted(), "{phase:?}");
         }
     }
 }

@@ -134,16 +134,11 @@ impl LeaseBook {
         limit: &LimitInfo,
         own: Option<Arc<dyn DynLuaAlgorithm>>,
     ) -> Option<Arc<LeasedQuota>> {
-        match own {
-            Some(own) => Some(Arc::new(LeasedQuota::of_key(
-                index,
-                limit,
-                own,
-                &self.lease,
-                Timestamp::from_micros(self.clock.now()),
-            ))),
-            None => self.limits[index].fixed.clone(),
-        }
+        let Some(own) = own else { return self.limits[index].fixed.clone() };
+        let now = Timestamp::from_micros(self.clock.now());
+        let mut quota = LeasedQuota::new(index, limit, &*own, &self.lease, now);
+        quota.entry.algorithm = Some(own);
+        Some(Arc::new(quota))
     }
 
     /// Returns the reports that are due: of all leases, or of those that became due since the last call.

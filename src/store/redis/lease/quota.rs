@@ -88,19 +88,6 @@ impl LeasedQuota {
             },
         }
     }
-
-    /// The quota by an algorithm that the key chooses.
-    pub(super) fn of_key(
-        index: usize,
-        limit: &LimitInfo,
-        algorithm: Arc<dyn DynLuaAlgorithm>,
-        lease: &Lease,
-        now: Timestamp,
-    ) -> Self {
-        let mut quota = Self::new(index, limit, &*algorithm, lease, now);
-        quota.entry.algorithm = Some(algorithm);
-        quota
-    }
 }
 
 impl QuotaFigures {

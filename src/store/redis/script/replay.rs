@@ -1,8 +1,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::fields::Operation;
-use super::template::OperationTemplate;
 use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::calendar::Calendar;
 use crate::clock::Timestamp;
@@ -32,12 +30,6 @@ pub(crate) trait DynLuaAlgorithm: Send + Sync {
         held: u64,
     ) -> LazySnapshot;
 
-    /// Replays a charge.
-    fn replay_charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64);
-
-    /// Replays an operation on one limit.
-    fn replay_operation(&self, numbers: &mut Vec<u64>, now: Timestamp, template: &OperationTemplate);
-
     /// Returns the numbers of a key whose state is too large to travel, from the three numbers in the reply.
     fn replay_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot;
 
@@ -49,6 +41,13 @@ pub(crate) trait DynLuaAlgorithm: Send + Sync {
 
     /// Whether the script's fast path supports a decision with these options.
     fn uses_fast_path(&self, options: AcquireOptions) -> bool;
+}
+
+impl dyn DynLuaAlgorithm + '_ {
+    /// Replays a charge.
+    pub(crate) fn replay_charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
+        let _ = self.replay(numbers, now, AcquireOptions::cost(cost), Some(Duration::ZERO), 0);
+    }
 }
 
 impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
@@ -83,28 +82,6 @@ impl<A: LuaAlgorithm> DynLuaAlgorithm for A {
         } else {
             Algorithm::snapshot(self, &state, now)
         }
-    }
-
-    fn replay_charge(&self, numbers: &mut Vec<u64>, now: Timestamp, cost: u64) {
-        let mut state = self.decode_state(numbers);
-        self.charge(&mut state, now, Duration::ZERO, cost);
-        numbers.clear();
-        self.encode_state(&state, numbers);
-    }
-
-    fn replay_operation(&self, numbers: &mut Vec<u64>, now: Timestamp, template: &OperationTemplate) {
-        let clears = matches!(template.operation, Operation::Set | Operation::Reset);
-        let mut state = self.decode_state(if clears { &[] } else { numbers });
-        match template.operation {
-            Operation::Charge | Operation::Set if template.cost > 0 => {
-                self.charge(&mut state, now, Duration::ZERO, template.cost);
-            }
-            _ if clears => {}
-            // A block changes no number.
-            _ => return,
-        }
-        numbers.clear();
-        self.encode_state(&state, numbers);
     }
 
     fn replay_view(&self, view: [u64; 3], now: Timestamp) -> LazySnapshot {
