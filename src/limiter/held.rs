@@ -385,7 +385,8 @@ impl fmt::Debug for Held {
 
 /// A held cost that is released when dropped, unlike [`Held`], which settles the whole cost.
 ///
-/// For a request that may still fail: if its future is dropped meanwhile, the request is not charged.
+/// For a request that may still fail, and for a start that no request has used yet: if its future is dropped meanwhile, the
+/// request is not charged.
 pub(crate) struct ReleaseOnDrop(Option<Held>);
 
 impl ReleaseOnDrop {
@@ -405,6 +406,7 @@ impl ReleaseOnDrop {
 impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
         if let Some(held) = self.0.take() {
+            // An error is ignored: the store frees the held cost when the hold expires.
             held.release().detach();
         }
     }

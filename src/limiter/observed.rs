@@ -109,24 +109,34 @@ fn event_of(result: &Result<Outcome, Error>, elapsed: Option<std::time::Duration
     }
 }
 
-/// Lets the guard emit the events of its end.
 fn observe_guard(outcome: Outcome, observers: &Observers) -> Outcome {
     let Outcome { decision, held: Some(held) } = outcome else { return outcome };
-    let (settled, until_end) = held.split();
-    let settled = settled.map(|held| {
-        let observers = observers.clone();
-        held.map_settle(move |held, actual| {
-            observers.emit_settled(held.costs(), actual);
-            held.settle(actual)
-        })
-    });
-    let until_end = until_end.map(|held| {
-        let (cost, started_at, observers) = (held.cost(), Instant::now(), observers.clone());
-        observers.emit(|| Event::in_flight_started(cost));
-        Held::until_end(cost, move || {
-            observers.emit(|| Event::in_flight_ended(cost, started_at.elapsed()));
-            held.release()
-        })
-    });
+    let (settled, until_end) = held.split_observed(observers);
     Outcome { decision, held: Held::join(settled, until_end) }
+}
+
+impl Held {
+    /// [Splits](Self::split) the guard. Both guards emit the events of their ends, and the second one also that it started.
+    pub(crate) fn split_observed(self, observers: &Observers) -> (Option<Self>, Option<Self>) {
+        let (settled, until_end) = self.split();
+        if !observers.is_some() {
+            return (settled, until_end);
+        }
+        let settled = settled.map(|held| {
+            let observers = observers.clone();
+            held.map_settle(move |held, actual| {
+                observers.emit_settled(held.costs(), actual);
+                held.settle(actual)
+            })
+        });
+        let until_end = until_end.map(|held| {
+            let (cost, started_at, observers) = (held.cost(), Instant::now(), observers.clone());
+            observers.emit(|| Event::in_flight_started(cost));
+            Self::until_end(cost, move || {
+                observers.emit(|| Event::in_flight_ended(cost, started_at.elapsed()));
+                held.release()
+            })
+        });
+        (settled, until_end)
+    }
 }

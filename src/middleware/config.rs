@@ -1,19 +1,21 @@
 //! The configuration that the layer, its services and their futures share.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::cost::CostPolicy as _;
 use super::parts::{Parts, ServiceResult};
-use super::queue::{Bounds, Queues, limits_of_guard};
+use super::queue::{Asked, Bounds, Class, Queues, Start, limits_of_guard};
 use super::request_end::RequestEnd as _;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::key::{ExtractKey as _, MissingKey};
-use crate::limiter::{Held, LimitOfKey, Limiter, LimitsOfKey, Outcome};
+use crate::limiter::{Held, LimitOfKey, Limiter, LimitsOfKey, Outcome, ReleaseOnDrop};
 use crate::observe::{Event, FirstRequests, Observers};
 use crate::read_ahead;
 use crate::response::{Rejection, Respond as _};
+use crate::runtime::Instant;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Config<K, A, R, T> {
@@ -122,42 +124,33 @@ pub(crate) fn observe_first<Request, P: Parts<Request>>(
 }
 
 /// Shows the developer why all responses of a layer are errors, if no observer does.
-fn warn_of_misconfiguration(observers: &Observers, first_requests: &FirstRequests, rejection: &Rejection) {
+fn warn_of_misconfiguration(observers: &Observers, rejection: &Rejection) {
     if !cfg!(debug_assertions) || observers.is_some() || !rejection.is_misconfigured() {
         return;
     }
-    match rejection {
-        Rejection::MissingKey(missing) => first_requests.print_misconfiguration(missing),
-        Rejection::Unavailable(error) => first_requests.print_misconfiguration(error),
-        Rejection::OverLimit(_) => {}
-    }
+    let cause: &dyn fmt::Display = match rejection {
+        Rejection::MissingKey(missing) => missing,
+        Rejection::Unavailable(error) => error,
+        Rejection::OverLimit(_) => return,
+    };
+    observers.warn(&format!("server misconfigured: {cause}"));
 }
 
 /// How many requests may wait at a time, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) struct WaitConfig {
     /// With `None` the limiter bounds the wait: only a queue among the algorithms lets requests wait then.
-    max_wait: Option<Duration>,
-    bounds: Bounds,
+    pub(crate) max_wait: Option<Duration>,
+    pub(crate) bounds: Bounds,
     /// For the bodies of waiting requests.
     pub(crate) read_ahead: read_ahead::Bounds,
     /// Shared by all services of the layer.
     pub(crate) queues: Arc<Queues>,
-    #[cfg(feature = "timer")]
-    newest_first: bool,
     /// `None` if only the limiter knows whether requests may wait: see [`first_delay`].
     first_delay: Option<Duration>,
 }
 
 impl WaitConfig {
-    pub(crate) fn max_wait(&self) -> Option<Duration> {
-        self.max_wait
-    }
-
-    pub(crate) fn bounds(&self) -> Bounds {
-        self.bounds
-    }
-
     /// The maximum delay of the first ask while requests wait: no delay if no further request may wait.
     pub(crate) fn while_active(&self, first_delay: Option<Duration>) -> Option<Duration> {
         if self.queues.is_full(self.bounds) { Some(Duration::ZERO) } else { first_delay }
@@ -171,8 +164,9 @@ impl WaitConfig {
     /// Changes the configuration of one layer. Its clones keep their own queues and counts.
     #[cfg(feature = "timer")]
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut Option<Duration>, &mut Bounds, &mut bool)) {
-        change(&mut self.max_wait, &mut self.bounds, &mut self.newest_first);
-        self.queues = Arc::new(Queues::new(self.newest_first));
+        let mut newest_first = self.queues.newest_first;
+        change(&mut self.max_wait, &mut self.bounds, &mut newest_first);
+        self.queues = Arc::new(Queues::new(newest_first));
         let limiter_decides = self.max_wait.is_none() && self.bounds.max_waiters > 0;
         self.first_delay = if limiter_decides { None } else { Some(Duration::ZERO) };
     }
@@ -180,14 +174,11 @@ impl WaitConfig {
 
 impl Default for WaitConfig {
     fn default() -> Self {
-        let queues = Arc::new(Queues::new(false));
         Self {
             max_wait: None,
             bounds: Bounds::DEFAULT,
             read_ahead: read_ahead::Bounds::default(),
-            queues,
-            #[cfg(feature = "timer")]
-            newest_first: false,
+            queues: Arc::new(Queues::new(false)),
             first_delay: None,
         }
     }
@@ -197,10 +188,8 @@ impl Default for WaitConfig {
 pub(crate) enum Disposition {
     /// The request may start now.
     Admit(Decision, Option<Held>),
-    /// The limiter has scheduled a later start.
-    Schedule(Decision, Option<Held>),
-    /// The limiter denied the request, which may wait.
-    Wait(Decision),
+    /// The limiter has scheduled a later start, or denied the request, which may wait.
+    Wait(Asked),
     Reject(Rejection),
 }
 
@@ -228,10 +217,16 @@ fn dispose(
             if decision.delay().is_zero() {
                 Disposition::Admit(decision, held)
             } else {
-                Disposition::Schedule(decision, held)
+                // A verdict stores its microseconds in 62 bits, so the sum does not overflow.
+                let at = Instant::now() + decision.delay();
+                // The queue sets the class.
+                let (class, held) = (Class::default(), ReleaseOnDrop::new(held));
+                Disposition::Wait(Asked::Scheduled(Start { at, class, decision, held }))
             }
         }
-        Ok(Outcome { decision, .. }) if lets_denied_wait && !decision.exceeds_limit() => Disposition::Wait(decision),
+        Ok(Outcome { decision, .. }) if lets_denied_wait && !decision.exceeds_limit() => {
+            Disposition::Wait(Asked::Denied(decision))
+        }
         Ok(Outcome { decision, .. }) => Disposition::Reject(Rejection::OverLimit(decision)),
         Err(error) => Disposition::Reject(Rejection::Unavailable(error)),
     }
@@ -243,7 +238,7 @@ pub(crate) fn rejected<Request, P: Parts<Request>>(
     request: Request,
     rejection: Rejection,
 ) -> ServiceResult<Request, P> {
-    warn_of_misconfiguration(&config.observers, &config.first_requests, &rejection);
+    warn_of_misconfiguration(&config.observers, &rejection);
     let response = config.responder.on_rejected(request, rejection)?;
     Ok(P::End::on_response(P::Tracker::default(), response))
 }
@@ -258,12 +253,6 @@ pub(crate) fn decided_event(decision: &Decision, elapsed: Option<Duration>) -> E
 #[inline]
 pub(crate) fn emit_decided(observers: &Observers, decision: &Decision) {
     observers.emit(|| decided_event(decision, None));
-}
-
-/// Emits the event of a rejected request.
-#[inline]
-pub(crate) fn emit_rejected(observers: &Observers, rejection: &Rejection) {
-    observers.emit(|| rejection_event(rejection, None));
 }
 
 /// Returns the decision on an admitted request, if a limit applied.

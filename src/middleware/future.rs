@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -6,7 +5,7 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 
 use super::parts::{InnerFuture, Parts, ServiceResult};
-use super::pending::{Forwarded, PendingOutput, PendingRequest};
+use super::pending::{Forwarded, PendingOutput, PendingRequest, Step};
 use super::request_end::RequestEnd as _;
 use super::settlement::PendingSettlement;
 use crate::limiter::LimiterFuture;
@@ -60,6 +59,14 @@ impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
 
     pub(crate) fn pending(request: PendingRequest<Request, P>) -> Self {
         Self { state: State::Pending(Box::new(request)), context: None }
+    }
+
+    pub(crate) fn from_step(step: Step<Request, P>) -> Self {
+        match step {
+            Step::Continue(request) => Self::pending(request),
+            Step::Break(PendingOutput::Forwarded(forwarded)) => Self::from_forwarded(forwarded),
+            Step::Break(PendingOutput::Finished(result)) => Self::finished(result),
+        }
     }
 
     pub(crate) fn finished(result: ServiceResult<Request, P>) -> Self {
@@ -124,14 +131,4 @@ fn poll_slow<Request, P: Parts<Request>>(
     }
 }
 
-impl<Request, P: Parts<Request>> fmt::Debug for ResponseFuture<Request, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match self.state {
-            State::Forwarded { .. } => "forwarded",
-            State::Finished { .. } => "finished",
-            State::Pending(_) => "pending",
-            State::Settling(_) => "settling",
-        };
-        f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
-    }
-}
+impl_debug!([Request, P: Parts<Request>] ResponseFuture<Request, P> {});

@@ -1,6 +1,5 @@
 //! The guard of a request in flight, and the response body that keeps it.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -11,8 +10,6 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
 use crate::limiter::Held;
-use crate::observe::{Event, Observers};
-use crate::runtime::Instant;
 
 /// Keeps a request in flight, for a limit on requests [in flight](crate::InFlight).
 ///
@@ -41,48 +38,25 @@ use crate::runtime::Instant;
 #[derive(Clone)]
 #[must_use = "dropping the last guard ends the request"]
 pub struct InFlightGuard {
-    request: Arc<RequestInFlight>,
+    /// Dropping it releases the held cost.
+    held: Arc<Held>,
     /// The guard of a layer around this one, if the guard is in the extensions of a request.
     _outer: Option<Arc<InFlightGuard>>,
 }
 
-/// A request in flight. Dropping it releases the held cost.
-struct RequestInFlight {
-    held: Option<Held>,
-    started_at: Instant,
-    observers: Observers,
-}
-
 impl InFlightGuard {
-    pub(crate) fn new(held: Held, observers: &Observers) -> Self {
-        observers.emit(|| Event::InFlightStarted { cost: held.cost() });
-        let (held, observers) = (Some(held), observers.clone());
-        let request = RequestInFlight { held, started_at: Instant::now(), observers };
-        Self { request: Arc::new(request), _outer: None }
+    pub(crate) fn new(held: Held) -> Self {
+        Self { held: Arc::new(held), _outer: None }
     }
 
     /// Inserts a clone. It contains the guard that a layer around this one has inserted.
     pub(super) fn insert_into(&self, extensions: &mut Extensions) {
         let outer = extensions.remove::<Self>().map(Arc::new);
-        extensions.insert(Self { request: Arc::clone(&self.request), _outer: outer });
+        extensions.insert(Self { held: Arc::clone(&self.held), _outer: outer });
     }
 }
 
-impl Drop for RequestInFlight {
-    fn drop(&mut self) {
-        let Some(held) = self.held.take() else { return };
-        let (cost, lasted) = (held.cost(), self.started_at.elapsed());
-        self.observers.emit(|| Event::InFlightEnded { cost, lasted });
-        // An error is ignored: the store frees the held cost when the hold expires.
-        held.release().detach();
-    }
-}
-
-impl fmt::Debug for InFlightGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InFlightGuard").field("started_at", &self.request.started_at).finish_non_exhaustive()
-    }
-}
+impl_debug!(InFlightGuard {});
 
 /// A response body whose request is in flight until the body has ended or is dropped.
 ///

@@ -416,16 +416,4 @@ impl<K: Clone, A: Clone, R: Clone, T: Clone, E> Clone for RateLimitLayer<K, A, R
     }
 }
 
-impl<K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug, E> fmt::Debug for RateLimitLayer<K, A, R, T, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer")
-            .field("extractor", &self.config.extractor)
-            .field("limiter", &self.config.limiter)
-            .field("responder", &self.config.responder)
-            .field("cost_policy", &self.config.cost_policy)
-            .field("missing_key", &self.config.missing_key)
-            .field("wait", &self.config.wait)
-            .field("observers", &self.config.observers)
-            .finish()
-    }
-}
+impl_debug!([K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug, E] RateLimitLayer<K, A, R, T, E> { config });

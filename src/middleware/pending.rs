@@ -1,6 +1,7 @@
 //! A request that is not forwarded yet: it awaits a decision, its start in a queue, or the inner service.
 
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -12,13 +13,13 @@ use super::config::{
     ConfigOf, Disposition, acquire_options, applied, classify, decided_event, observe_context, rejected,
     rejection_event,
 };
-use super::join::{WaitCause, join_after};
+use super::join::join_after;
 use super::parts::{InnerFuture, Parts, ServiceResult};
-use super::queue::{GrantedStart, StartHold, Waiting};
+use super::queue::{GrantedStart, Waiting};
 use super::settlement::{PendingSettlement, track};
 use crate::decision::Decision;
 use crate::key::MissingKey;
-use crate::limiter::{Held, LimiterFuture, Outcome};
+use crate::limiter::{Held, LimiterFuture, Outcome, ReleaseOnDrop};
 use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
 use crate::read_ahead::{BodyReader, ReadEnd, StartReading, start_reading};
 use crate::response::{Rejection, Respond as _};
@@ -28,26 +29,20 @@ use crate::sync::POLLED_AFTER_COMPLETION;
 /// A request that is not forwarded yet, as a state machine.
 ///
 /// While a request waits, its service is a fresh clone, so that it reserves no capacity of the inner service.
-pub(crate) enum PendingRequest<Request, P: Parts<Request>> {
+pub(crate) struct PendingRequest<Request, P: Parts<Request>> {
+    /// Declared before the request: an unused start is passed on before the terminal event.
+    stage: Stage<P::Key>,
+    /// `None` after the end.
+    deferred: Option<Deferred<Request, P>>,
+}
+
+enum Stage<Key> {
     /// The limiter decides. The service is the ready instance.
-    AwaitingDecision {
-        decision: LimiterFuture<Outcome>,
-        undecided: Option<(P::Key, WithService<P::Service, Deferred<Request, P>>)>,
-    },
+    Deciding { decision: LimiterFuture<Outcome>, key: Option<Key> },
     /// The request waits in a queue.
-    AwaitingStart {
-        waiting: Waiting,
-        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
-    },
+    Queued(Waiting),
     /// The request may start; the inner service is not ready yet.
-    AwaitingReady {
-        /// Declared before the request: an unused start is passed on before the terminal event.
-        start: Option<GrantedStart>,
-        deferred: Option<WithService<P::Service, Deferred<Request, P>>>,
-    },
-    Done {
-        output: Option<PendingOutput<Request, P>>,
-    },
+    Admitted(Option<GrantedStart>),
 }
 
 /// The reason of a rejection, with status 400.
@@ -61,6 +56,9 @@ pub(crate) enum PendingOutput<Request, P: Parts<Request>> {
     Finished(ServiceResult<Request, P>),
 }
 
+/// What follows a step of a pending request: the next stage, or the end.
+pub(crate) type Step<Request, P> = ControlFlow<PendingOutput<Request, P>, PendingRequest<Request, P>>;
+
 /// The call of the inner service, and what its response needs.
 pub(crate) struct Forwarded<Request, P: Parts<Request>> {
     pub(crate) response: InnerFuture<Request, P>,
@@ -69,15 +67,10 @@ pub(crate) struct Forwarded<Request, P: Parts<Request>> {
     pub(crate) settlement: Option<Box<PendingSettlement<Request, P>>>,
 }
 
-/// A request with the instance of the inner service to which it will be forwarded.
-pub(crate) struct WithService<S, R> {
-    pub(crate) service: S,
-    pub(crate) is_ready: bool,
-    pub(crate) request: R,
-}
-
-/// A request that is not forwarded yet.
+/// A request that is not forwarded yet, with the instance of the inner service to which the layer will forward it.
 pub(crate) struct Deferred<Request, P: Parts<Request>> {
+    service: P::Service,
+    is_ready: bool,
     request: Request,
     cost: P::Cost,
     config: Arc<ConfigOf<Request, P>>,
@@ -112,12 +105,6 @@ impl Progress {
         end == ReadEnd::Failed
     }
 
-    fn reject_wait(&mut self) {
-        if let Some(wait) = self.wait.take() {
-            wait.end(WaitEnd::Rejected);
-        }
-    }
-
     /// Emits the events of a request that starts. Returns its decision with the time that it has waited.
     fn serve(self, mut decision: Decision) -> Decision {
         if let Some(wait) = self.wait {
@@ -129,24 +116,32 @@ impl Progress {
     }
 
     fn reject(self, rejection: &Rejection) {
+        if let Some(wait) = self.wait {
+            wait.end(WaitEnd::Rejected);
+        }
         self.outcome.finish(|elapsed| rejection_event(rejection, elapsed));
     }
 
-    /// Ends the wait as if the client had left. Returns the response for a client that has sent an invalid body.
-    fn leave(self) -> Rejection {
+    /// Ends the wait as if the client had left.
+    fn leave(self, _: &Rejection) {
         // The order of the fields: `WaitEnded` is emitted before the terminal event.
         drop(self);
-        Rejection::MissingKey(MissingKey::from_request(BODY_FAILED))
     }
 }
 
 impl<Request, P: Parts<Request>> Deferred<Request, P> {
-    pub(crate) fn new(request: Request, cost: P::Cost, config: Arc<ConfigOf<Request, P>>) -> Self
+    pub(crate) fn new(
+        service: P::Service,
+        is_ready: bool,
+        request: Request,
+        cost: P::Cost,
+        config: Arc<ConfigOf<Request, P>>,
+    ) -> Self
     where
         Request: 'static,
     {
         let progress = Progress::new(&config.observers);
-        Self { request, cost, config, start_reading: start_reading::<Request>, progress }
+        Self { service, is_ready, request, cost, config, start_reading: start_reading::<Request>, progress }
     }
 
     /// The request waits from now on.
@@ -188,89 +183,69 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
     pub(crate) fn awaiting_decision(
         decision: LimiterFuture<Outcome>,
         key: P::Key,
-        mut deferred: WithService<P::Service, Deferred<Request, P>>,
+        mut deferred: Deferred<Request, P>,
     ) -> Self {
-        deferred.request.progress.outcome.start_decision();
-        Self::AwaitingDecision { decision, undecided: Some((key, deferred)) }
+        deferred.progress.outcome.start_decision();
+        Self { stage: Stage::Deciding { decision, key: Some(key) }, deferred: Some(deferred) }
     }
 
     /// The request has joined a queue. Its service must hold no readiness.
-    pub(crate) fn awaiting_start(
-        waiting: Waiting,
-        mut deferred: WithService<P::Service, Deferred<Request, P>>,
-    ) -> Self {
-        deferred.request.start_wait();
-        Self::AwaitingStart { waiting, deferred: Some(deferred) }
+    pub(crate) fn awaiting_start(waiting: Waiting, mut deferred: Deferred<Request, P>) -> Self {
+        deferred.start_wait();
+        Self { stage: Stage::Queued(waiting), deferred: Some(deferred) }
     }
 
     pub(crate) fn on_disposition(
         disposition: Disposition,
         key: P::Key,
-        deferred: WithService<P::Service, Deferred<Request, P>>,
-    ) -> Self {
-        let cause = match disposition {
+        mut deferred: Deferred<Request, P>,
+    ) -> Step<Request, P> {
+        let asked = match disposition {
             Disposition::Admit(decision, held) => {
-                let start = GrantedStart::immediate(decision, StartHold::new(held));
-                if deferred.is_ready {
-                    return Self::forward(start, deferred);
-                }
-                return Self::AwaitingReady { start: Some(start), deferred: Some(deferred) };
+                let start = GrantedStart::immediate(decision, ReleaseOnDrop::new(held));
+                return if deferred.is_ready {
+                    Self::forward(start, deferred)
+                } else {
+                    Self::admitted(start, deferred)
+                };
             }
-            Disposition::Reject(rejection) => {
-                let WithService { service, request, .. } = deferred;
-                drop(service);
-                return Self::finish_rejected(request, rejection);
-            }
-            Disposition::Wait(decision) => WaitCause::Denied(decision),
-            Disposition::Schedule(decision, held) => WaitCause::Scheduled(decision, held),
+            Disposition::Reject(rejection) => return Self::finish(rejection, deferred, Progress::reject),
+            Disposition::Wait(asked) => asked,
         };
-        let WithService { service, is_ready, request } = deferred;
-        let service = release_readiness(service, is_ready);
-        let Deferred { request: ref inner, ref config, cost, ref progress, .. } = request;
+        if std::mem::take(&mut deferred.is_ready) {
+            // A fresh clone releases the capacity that the ready service has reserved.
+            deferred.service = deferred.service.clone();
+        }
+        let Deferred { ref request, ref config, cost, ref progress, .. } = deferred;
         // The queue sets the delay that each of its asks accepts.
-        let options = acquire_options::<Request, P>(config, inner, cost, None);
-        match join_after::<Request, P>(config, inner, key, options, cause, progress.started_at) {
-            Ok(waiting) => Self::awaiting_start(waiting, WithService { service, is_ready: false, request }),
-            Err(rejection) => {
-                drop(service);
-                Self::finish_rejected(request, rejection)
-            }
+        let options = acquire_options::<Request, P>(config, request, cost, None);
+        match join_after::<Request, P>(config, request, key, options, asked, progress.started_at) {
+            Ok(waiting) => Step::Continue(Self::awaiting_start(waiting, deferred)),
+            Err(rejection) => Self::finish(rejection, deferred, Progress::reject),
         }
     }
 
-    fn on_waited(
-        waited: Result<GrantedStart, Rejection>,
-        mut deferred: WithService<P::Service, Deferred<Request, P>>,
-    ) -> Self {
-        let rejection = match waited {
-            Ok(start) => return Self::AwaitingReady { start: Some(start), deferred: Some(deferred) },
-            Err(rejection) => rejection,
-        };
-        deferred.request.progress.reject_wait();
-        let WithService { service, request, .. } = deferred;
+    fn take_deferred(&mut self) -> Deferred<Request, P> {
+        self.deferred.take().expect(POLLED_AFTER_COMPLETION)
+    }
+
+    fn admitted(start: GrantedStart, deferred: Deferred<Request, P>) -> Step<Request, P> {
+        Step::Continue(Self { stage: Stage::Admitted(Some(start)), deferred: Some(deferred) })
+    }
+
+    fn finish(rejection: Rejection, deferred: Deferred<Request, P>, end: fn(Progress, &Rejection)) -> Step<Request, P> {
+        let Deferred { service, request, config, progress, .. } = deferred;
         drop(service);
-        Self::finish_rejected(request, rejection)
+        end(progress, &rejection);
+        Step::Break(PendingOutput::Finished(rejected::<Request, P>(&config, request, rejection)))
     }
 
-    fn on_body_failure(deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
-        let WithService { service, request: Deferred { request, config, progress, .. }, .. } = deferred;
-        drop(service);
-        let result = rejected::<Request, P>(&config, request, progress.leave());
-        Self::Done { output: Some(PendingOutput::Finished(result)) }
-    }
-
-    fn finish_rejected(deferred: Deferred<Request, P>, rejection: Rejection) -> Self {
-        deferred.progress.reject(&rejection);
-        let result = rejected::<Request, P>(&deferred.config, deferred.request, rejection);
-        Self::Done { output: Some(PendingOutput::Finished(result)) }
-    }
-
-    fn forward(start: GrantedStart, deferred: WithService<P::Service, Deferred<Request, P>>) -> Self {
-        let WithService { mut service, request: Deferred { request, config, progress, .. }, .. } = deferred;
+    fn forward(start: GrantedStart, deferred: Deferred<Request, P>) -> Step<Request, P> {
+        let Deferred { mut service, request, config, progress, .. } = deferred;
         let (decision, held) = start.into_parts();
         let decision = progress.serve(decision);
         let forwarded = forward(&config, &mut service, request, &decision, held.into_held());
-        Self::Done { output: Some(PendingOutput::Forwarded(forwarded)) }
+        Step::Break(PendingOutput::Forwarded(forwarded))
     }
 }
 
@@ -293,11 +268,6 @@ pub(crate) fn forward<Request, P: Parts<Request>>(
     Forwarded { response, context, tracker, settlement }
 }
 
-/// Replaces a ready service by a fresh clone, which releases the capacity that the ready one had reserved.
-fn release_readiness<S: Clone>(service: S, is_ready: bool) -> S {
-    if is_ready { service.clone() } else { service }
-}
-
 /// No field is pinned in place.
 impl<Request, P: Parts<Request>> Unpin for PendingRequest<Request, P> {}
 
@@ -307,41 +277,39 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         loop {
-            let next = match this {
-                Self::Done { output } => return Poll::Ready(output.take().expect(POLLED_AFTER_COMPLETION)),
-                Self::AwaitingDecision { decision, undecided } => {
+            let deferred = this.deferred.as_mut().expect(POLLED_AFTER_COMPLETION);
+            let step = match &mut this.stage {
+                Stage::Deciding { decision, key } => {
                     let result = ready!(Pin::new(decision).poll(cx));
-                    let (key, mut deferred) = undecided.take().expect(POLLED_AFTER_COMPLETION);
-                    deferred.request.progress.outcome.finish_decision();
-                    let disposition = classify::<Request, P>(result, &key, &deferred.request.config);
-                    Self::on_disposition(disposition, key, deferred)
+                    deferred.progress.outcome.finish_decision();
+                    let key = key.take().expect(POLLED_AFTER_COMPLETION);
+                    let disposition = classify::<Request, P>(result, &key, &deferred.config);
+                    Self::on_disposition(disposition, key, this.take_deferred())
                 }
-                Self::AwaitingStart { waiting, deferred } => {
-                    if let Poll::Ready(waited) = waiting.poll(cx) {
-                        Self::on_waited(waited, deferred.take().expect(POLLED_AFTER_COMPLETION))
-                    } else if deferred.as_mut().is_some_and(|deferred| deferred.request.progress.reads_failure(cx)) {
-                        Self::on_body_failure(deferred.take().expect(POLLED_AFTER_COMPLETION))
-                    } else {
-                        return Poll::Pending;
+                Stage::Queued(waiting) => match waiting.poll(cx) {
+                    Poll::Ready(Ok(start)) => Self::admitted(start, this.take_deferred()),
+                    Poll::Ready(Err(rejection)) => Self::finish(rejection, this.take_deferred(), Progress::reject),
+                    Poll::Pending if deferred.progress.reads_failure(cx) => {
+                        // For a client that has sent an invalid body.
+                        let rejection = Rejection::MissingKey(MissingKey::from_request(BODY_FAILED));
+                        Self::finish(rejection, this.take_deferred(), Progress::leave)
                     }
-                }
-                Self::AwaitingReady { start, deferred } => {
-                    let service = &mut deferred.as_mut().expect(POLLED_AFTER_COMPLETION).service;
-                    match ready!(service.poll_ready(cx)) {
-                        Ok(()) => {
-                            let start = start.take().expect(POLLED_AFTER_COMPLETION);
-                            Self::forward(start, deferred.take().expect(POLLED_AFTER_COMPLETION))
-                        }
-                        Err(error) => {
-                            // Passes the start on before the caller receives the error.
-                            *start = None;
-                            *deferred = None;
-                            Self::Done { output: Some(PendingOutput::Finished(Err(error))) }
-                        }
+                    Poll::Pending => return Poll::Pending,
+                },
+                Stage::Admitted(start) => match ready!(deferred.service.poll_ready(cx)) {
+                    Ok(()) => Self::forward(start.take().expect(POLLED_AFTER_COMPLETION), this.take_deferred()),
+                    Err(error) => {
+                        // Passes the start on before the caller receives the error.
+                        *start = None;
+                        drop(this.take_deferred());
+                        Step::Break(PendingOutput::Finished(Err(error)))
                     }
-                }
+                },
             };
-            *this = next;
+            match step {
+                Step::Continue(next) => *this = next,
+                Step::Break(output) => return Poll::Ready(output),
+            }
         }
     }
 }

@@ -8,14 +8,14 @@ use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::config::{
-    Config, ConfigOf, Disposition, acquire_options, applied, classify, emit_decided, emit_rejected, first_delay,
-    missing_key_event, observe_context, observe_first, rejected,
+    Config, ConfigOf, Disposition, acquire_options, applied, classify, emit_decided, first_delay, missing_key_event,
+    observe_context, observe_first, rejected, rejection_event,
 };
 use super::cost::{CostPolicy, UnitCost};
 use super::future::ResponseFuture;
 use super::join::{existing_queue, join_existing};
 use super::parts::Parts;
-use super::pending::{Deferred, PendingRequest, WithService, forward};
+use super::pending::{Deferred, PendingRequest, forward};
 use super::queue::limits_of_guard;
 use super::request_end::RequestEnd;
 use crate::key::{ExtractKey, Extracted, MissingKey};
@@ -214,8 +214,7 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
     let result = match acquired.try_ready() {
         Ok(result) => result,
         Err(decision) => {
-            let request = Deferred::new(request, cost, Arc::clone(config));
-            let deferred = WithService { service: take_ready(inner), is_ready: true, request };
+            let deferred = Deferred::new(take_ready(inner), true, request, cost, Arc::clone(config));
             return ResponseFuture::pending(PendingRequest::awaiting_decision(decision, key, deferred));
         }
     };
@@ -223,7 +222,7 @@ fn call_slow<Request: 'static, P: Parts<Request>>(
         Disposition::Reject(rejection) => reject(inner, config, request, rejection),
         disposition => {
             let deferred = deferred_unready(inner, config, request, cost);
-            ResponseFuture::pending(PendingRequest::on_disposition(disposition, key, deferred))
+            ResponseFuture::from_step(PendingRequest::on_disposition(disposition, key, deferred))
         }
     }
 }
@@ -234,10 +233,9 @@ fn deferred_unready<Request: 'static, P: Parts<Request>>(
     config: &Arc<ConfigOf<Request, P>>,
     request: Request,
     cost: P::Cost,
-) -> WithService<P::Service, Deferred<Request, P>> {
+) -> Deferred<Request, P> {
     drop(take_ready(inner));
-    let request = Deferred::new(request, cost, Arc::clone(config));
-    WithService { service: inner.clone(), is_ready: false, request }
+    Deferred::new(inner.clone(), false, request, cost, Arc::clone(config))
 }
 
 fn reject<Request, P: Parts<Request>>(
@@ -246,7 +244,7 @@ fn reject<Request, P: Parts<Request>>(
     request: Request,
     rejection: Rejection,
 ) -> ResponseFuture<Request, P> {
-    emit_rejected(&config.observers, &rejection);
+    config.observers.emit(|| rejection_event(&rejection, None));
     drop(take_ready(inner));
     ResponseFuture::finished(rejected::<Request, P>(config, request, rejection))
 }

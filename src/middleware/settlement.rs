@@ -17,10 +17,12 @@ pub(crate) fn track<Request, P: Parts<Request>>(
     request: &mut Request,
     held: Option<Held>,
 ) -> (P::Tracker, Option<Held>) {
-    let Some((charged, in_flight)) = held.map(Held::split) else { return Default::default() };
+    let Some((charged, in_flight)) = held.map(|held| held.split_observed(&config.observers)) else {
+        return Default::default();
+    };
     let tracker = match in_flight {
         Some(held) if <P::End as RequestEnd<Request, P::Responded>>::TRACKS => {
-            P::End::track(request, InFlightGuard::new(held, &config.observers))
+            P::End::track(request, InFlightGuard::new(held))
         }
         // Without a limit on requests in flight.
         _ => P::Tracker::default(),
@@ -33,39 +35,27 @@ pub(crate) fn track<Request, P: Parts<Request>>(
 /// Dropped before the service has responded, it settles the whole held cost: the guard does that when it is dropped.
 pub(crate) struct PendingSettlement<Request, P: Parts<Request>> {
     config: Arc<ConfigOf<Request, P>>,
-    held: Option<Held>,
+    held: Held,
 }
 
 impl<Request, P: Parts<Request>> PendingSettlement<Request, P> {
     pub(crate) fn new(config: Arc<ConfigOf<Request, P>>, held: Held) -> Self {
-        Self { config, held: Some(held) }
+        Self { config, held }
     }
 
     /// Settles the actual cost. Returns the future if the store is still recording it.
-    pub(crate) fn settle(mut self, result: Result<&P::InnerResponse, &P::InnerError>) -> Option<LimiterFuture<()>> {
-        // Before the guard is taken: if the policy panics, dropping `self` settles the whole held cost.
-        let actual = self.config.cost_policy.settle(self.held.as_ref()?.costs(), result);
-        settle(self.held.take()?, actual, &self.config.observers)
+    pub(crate) fn settle(self, result: Result<&P::InnerResponse, &P::InnerError>) -> Option<LimiterFuture<()>> {
+        // If the policy panics, dropping `self` settles the whole held cost.
+        let actual = self.config.cost_policy.settle(self.held.costs(), result);
+        settle(self.held, actual, &self.config.observers)
     }
 }
 
 /// Apart from [`PendingSettlement::settle`], which the compiler generates for each type of a layer.
 fn settle(held: Held, actual: Costs, observers: &Observers) -> Option<LimiterFuture<()>> {
-    match held.check_units(actual) {
-        Ok(()) => observers.emit_settled(held.costs(), actual),
-        Err(error) => {
-            observers.warn_once(WarningKind::UnknownUnit, || Some(format!("settling a request failed: {error}")));
-            observers.emit_settled(held.costs(), held.costs());
-        }
+    if let Err(error) = held.check_units(actual) {
+        observers.warn_once(WarningKind::UnknownUnit, || Some(format!("settling a request failed: {error}")));
     }
     // An error is ignored: the hold then expires in the store, and the response does not depend on it.
     held.settle(actual).try_ready().err()
-}
-
-impl<Request, P: Parts<Request>> Drop for PendingSettlement<Request, P> {
-    fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.config.observers.emit_settled(held.costs(), held.costs());
-        }
-    }
 }

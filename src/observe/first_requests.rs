@@ -1,10 +1,8 @@
 use std::hash::{BuildHasher as _, Hash};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use foldhash::fast::FixedState;
-
-use super::observers::print;
 
 /// The search for a wrong setting among the first requests of a layer: all that have a warning have one key.
 ///
@@ -19,19 +17,11 @@ struct Found {
     with_warning: AtomicU32,
     /// The hash of the key of the first request with a warning, or 0.
     key: AtomicU64,
-    has_printed: AtomicBool,
 }
 
 impl FirstRequests {
     const MAX_REQUESTS: u32 = 1000;
     const MIN_WARNINGS: u32 = 50;
-
-    /// Prints the message, unless the layer has printed one.
-    pub(crate) fn print_misconfiguration(&self, cause: impl std::fmt::Display) {
-        if !self.0.has_printed.swap(true, Ordering::Relaxed) {
-            print(&format!("server misconfigured: {cause}"));
-        }
-    }
 
     /// Counts a request. Returns whether the search goes on.
     #[inline]

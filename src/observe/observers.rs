@@ -107,19 +107,14 @@ impl Observers {
     }
 }
 
-/// Prints a message for the developer.
-pub(crate) fn print(message: &str) {
-    eprintln!("tower-ratelimit: {message} (printed in debug builds only: observers receive such warnings)");
-}
-
-/// Prints a message, unless this process has printed it before.
+/// Prints a message for the developer, unless this process has printed the message before.
 fn print_once(message: &str) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     const MAX_PRINTED: usize = 16;
 
     let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     if printed.len() < MAX_PRINTED && printed.insert(message.to_owned()) {
-        print(message);
+        eprintln!("tower-ratelimit: {message} (printed in debug builds only: observers receive such warnings)");
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limiter::{Limiter, LimiterFuture, Outcome};
-use crate::middleware::queue::{Arrival, Ask as _, Asked, Bounds, JoinError, KeyAsk, Queues, Waiting, queue_of};
+use crate::middleware::queue::{Arrival, Ask as _, Asked, Bounds, KeyAsk, Queues, Refused, Waiting};
 use crate::response::Rejection;
 use crate::runtime::Instant;
 
@@ -61,24 +61,16 @@ where
                 let class = Queues::class(&ask.identity(), options);
                 Arrival { ask: Arc::clone(&ask) as _, class, options, max_wait: Some(max_wait), arrived_at }
             };
-            if let Some(queue) = behind {
-                match queues().join(queue, arrival(), Asked::No, Bounds::NONE) {
-                    Ok(waiting) => return start(waiting, arrived_at).await,
-                    Err(JoinError::Refused { rejection, .. }) => return denied(rejection),
-                    // The queue has ended.
-                    Err(JoinError::NoQueue) => {}
-                }
+            // `None` if the queue has ended.
+            if let Some(joined) = behind.and_then(|id| queues().join_existing(id, arrival(), Bounds::NONE)) {
+                return start(joined, arrived_at).await;
             }
             let acquired = acquired.unwrap_or_else(|| ask.acquire(options));
             let Outcome { decision, .. } = acquired.await?.check_guard(false)?;
             if !is_denied(&decision, max_wait) {
                 return Ok(decision);
             }
-            match queues().join(queue_of(&*ask, &decision), arrival(), Asked::Denied(decision), Bounds::NONE) {
-                Ok(waiting) => start(waiting, arrived_at).await,
-                Err(JoinError::Refused { rejection, .. }) => denied(rejection),
-                Err(JoinError::NoQueue) => unreachable!("a decided request creates its queue"),
-            }
+            start(queues().join(arrival(), Asked::Denied(decision), Bounds::NONE), arrived_at).await
         })
     }
 }
@@ -88,17 +80,15 @@ fn is_denied(decision: &Decision, max_wait: Duration) -> bool {
     !decision.is_allowed() && !decision.exceeds_limit() && !max_wait.is_zero()
 }
 
-async fn start(mut waiting: Waiting, arrived_at: Instant) -> Result<Decision, Error> {
-    match poll_fn(|cx| waiting.poll(cx)).await {
+async fn start(joined: Result<Waiting, Refused>, arrived_at: Instant) -> Result<Decision, Error> {
+    let started = match joined {
+        Ok(mut waiting) => poll_fn(|cx| waiting.poll(cx)).await,
+        Err(refused) => Err(refused.rejection),
+    };
+    match started {
         Ok(start) => Ok(start.into_parts().0.into_delayed(arrived_at.elapsed())),
-        Err(rejection) => denied(rejection),
-    }
-}
-
-fn denied(rejection: Rejection) -> Result<Decision, Error> {
-    match rejection {
-        Rejection::OverLimit(decision) => Ok(decision),
-        Rejection::Unavailable(error) => Err(error),
-        Rejection::MissingKey(_) => unreachable!("the caller has a key"),
+        Err(Rejection::OverLimit(decision)) => Ok(decision),
+        Err(Rejection::Unavailable(error)) => Err(error),
+        Err(Rejection::MissingKey(_)) => unreachable!("the caller has a key"),
     }
 }

@@ -7,10 +7,9 @@ use super::ids::queue_of;
 use super::state::{Effects, Moved, Queue};
 use super::ticket::{Class, Start, Ticket};
 use super::waiters::Waiter;
-use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
-use crate::limiter::{Outcome, Released};
+use crate::limiter::{Outcome, ReleaseOnDrop, Released};
 use crate::response::Rejection;
 use crate::runtime::Instant;
 
@@ -127,7 +126,7 @@ impl Queue {
                     // The forecast does not know how many more the queue's limit admits, or the limit was replaced.
                     self.pace.released();
                 }
-                let held = StartHold::new(held);
+                let held = ReleaseOnDrop::new(held);
                 self.add_start(Start { at: now + decision.delay(), class: order.class, decision, held });
             }
             Ok(Outcome { decision, .. }) => self.on_denied(order, decision, now, effects),

@@ -13,9 +13,8 @@ use pin_project::pin_project;
 use super::asks::AskOrder;
 use super::queues::Queues;
 use super::state::{Effects, Moved, Next, Queue};
-use super::waiting::StartHold;
 use crate::error::Error;
-use crate::limiter::{LimiterFuture, Outcome, Released};
+use crate::limiter::{LimiterFuture, Outcome, ReleaseOnDrop, Released};
 use crate::observe::Event;
 use crate::runtime::{self, Instant, Sleep, sleep};
 use crate::sync::Ordering;
@@ -176,7 +175,7 @@ impl Queues {
             queue.on_result(order, result, Instant::now(), effects);
         });
         if let Some((order, result)) = unheard {
-            drop(StartHold::new(result.ok().and_then(|outcome| outcome.held)));
+            drop(ReleaseOnDrop::new(result.ok().and_then(|outcome| outcome.held)));
             order.released.into_iter().for_each(Released::pass_on);
         }
     }
@@ -282,7 +281,7 @@ mod tests {
         };
         let verdict = Verdict::Denied { retry_after: Duration::from_millis(50) };
         let denied = Asked::Denied(Decision::without_limit(Timestamp::EPOCH, verdict));
-        let waiting = queues.join(QUEUE, arrival, denied, Bounds::DEFAULT);
+        let waiting = queues.join(arrival, denied, Bounds::DEFAULT);
         let token = queues.lock(QUEUE).get(&QUEUE).and_then(|queue| queue.driver).expect("a driver");
         let due_at = Instant::now() + Duration::from_secs(1);
         let Next::Ask(order) = queues.step(QUEUE, token, due_at, Waker::noop()) else { panic!("an ask is due") };

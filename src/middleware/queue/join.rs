@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::ids::queue_of;
 use super::queues::Queues;
 use super::state::{Effects, MAX_STEP, Queue};
 use super::ticket::{Ask, Class, Start, Ticket};
@@ -55,40 +56,47 @@ pub(crate) struct Arrival {
 
 /// What the limiter decided for a request that joins a queue.
 pub(crate) enum Asked {
-    /// The limiter was not asked, because others wait already.
-    No,
     Denied(Decision),
     /// The limiter bounds the wait by itself and has scheduled a start.
     Scheduled(Start),
 }
 
-/// Why a request did not join a queue.
-pub(crate) enum JoinError {
-    /// There is no queue, or the cost is zero or exceeds the limit: the limiter must be asked.
-    NoQueue,
-    /// The request does not wait.
-    Refused {
-        rejection: Rejection,
-        /// Whether requests wait already: the queue is full or too long.
-        is_queue: bool,
-    },
+/// Why a request does not wait.
+pub(crate) struct Refused {
+    pub(crate) rejection: Rejection,
+    /// Whether requests wait already: the queue is full or too long.
+    pub(crate) is_queue: bool,
 }
 
 impl Queues {
-    /// Lets a request join the queue `id`, if it exists or the limiter has denied or scheduled the request.
+    /// Lets a request join the queue of the limit that has denied or scheduled the request.
+    pub(crate) fn join(self: &Arc<Self>, arrival: Arrival, asked: Asked, bounds: Bounds) -> Result<Waiting, Refused> {
+        let (Asked::Denied(decision) | Asked::Scheduled(Start { decision, .. })) = &asked;
+        let id = queue_of(&*arrival.ask, decision);
+        self.join_in(id, arrival, Some(asked), bounds).expect("a decided request creates its queue")
+    }
+
+    /// Lets a request that the limiter was not asked for join the queue `id`.
     ///
-    /// # Errors
-    ///
-    /// Returns `NoQueue` if there is no such queue and the limiter was not asked; otherwise why the request does not wait.
-    pub(crate) fn join(
+    /// Returns `None` if there is no queue, or the cost is zero or exceeds the limit: the limiter must be asked.
+    pub(crate) fn join_existing(
+        self: &Arc<Self>,
+        id: u64,
+        arrival: Arrival,
+        bounds: Bounds,
+    ) -> Option<Result<Waiting, Refused>> {
+        self.join_in(id, arrival, None, bounds)
+    }
+
+    fn join_in(
         self: &Arc<Self>,
         id: u64,
         mut arrival: Arrival,
-        mut asked: Asked,
+        mut asked: Option<Asked>,
         bounds: Bounds,
-    ) -> Result<Waiting, JoinError> {
+    ) -> Option<Result<Waiting, Refused>> {
         arrival.class.cost = arrival.ask.cost_in(id, arrival.options);
-        if let Asked::Scheduled(start) = &mut asked {
+        if let Some(Asked::Scheduled(start)) = &mut asked {
             start.class = arrival.class;
         }
         let mut effects = Effects::default();
@@ -97,8 +105,8 @@ impl Queues {
             let existing = shard.get(&id);
             // A cost of zero does not wait, and one above the limit never starts: the limiter answers at once.
             let fits = |queue: &Queue| arrival.class.cost > 0 && !queue.forecast.exceeds_limit(arrival.class.cost);
-            if matches!(asked, Asked::No) && !existing.is_some_and(fits) {
-                return Err(JoinError::NoQueue);
+            if asked.is_none() && !existing.is_some_and(fits) {
+                return None;
             }
             let queue = self.find_or_create(&mut shard, id);
             let joined = self.join_queue(queue, arrival, asked, bounds, &mut effects);
@@ -108,8 +116,7 @@ impl Queues {
         self.finish(effects);
         // Also if the request was refused: its start may wait for another request.
         self.ensure_driver(id);
-        let (ticket, due_in) = joined?;
-        Ok(Waiting::new(Arc::clone(self), ticket, due_in))
+        Some(joined.map(|(ticket, due_in)| Waiting::new(Arc::clone(self), ticket, due_in)))
     }
 
     /// Inserts a request into a queue, unless the queue is full or too long for it.
@@ -117,22 +124,22 @@ impl Queues {
         &self,
         queue: &mut Queue,
         arrival: Arrival,
-        asked: Asked,
+        asked: Option<Asked>,
         bounds: Bounds,
         effects: &mut Effects,
-    ) -> Result<(Arc<Ticket>, Duration), JoinError> {
+    ) -> Result<(Arc<Ticket>, Duration), Refused> {
         let Arrival { ask, class, options, max_wait, arrived_at } = arrival;
         let now = Instant::now();
         let has_waiters = !queue.waiters.is_empty();
         let deadline = max_wait.map(|max_wait| arrived_at.checked_add(max_wait).unwrap_or(now + FAR));
         let remaining = deadline.map(|deadline| deadline.saturating_duration_since(now));
         let scheduled = match asked {
-            Asked::No => None,
-            Asked::Denied(decision) => {
+            None => None,
+            Some(Asked::Denied(decision)) => {
                 queue.denied_before_joining(decision, class, arrived_at);
                 None
             }
-            Asked::Scheduled(start) => {
+            Some(Asked::Scheduled(start)) => {
                 let wait = start.at.saturating_duration_since(now);
                 queue.add_first_start(start, arrived_at, now);
                 Some(wait)
@@ -187,11 +194,11 @@ impl Queues {
 const FAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);
 
 /// Returns the denial of a request that does not join a queue.
-fn refused(queue: &Queue, class: Class, retry_after: Option<Duration>, is_queue: bool, now: Instant) -> JoinError {
+fn refused(queue: &Queue, class: Class, retry_after: Option<Duration>, is_queue: bool, now: Instant) -> Refused {
     // The wait of a denial is exact if nothing waits, unless the denial is of a start that is scheduled too late.
     let is_exact = |decision: &Decision| !is_queue && !decision.is_allowed() && !decision.supports_scheduling();
     let wait = retry_after.filter(|_| !queue.latest.as_ref().is_some_and(|(decision, ..)| is_exact(decision)));
     let denial = queue.latest_denial(class, wait, now).expect("a queue has a decision from its beginning");
     let is_estimate = is_queue || denial.is_estimate();
-    JoinError::Refused { rejection: Rejection::OverLimit(denial.with_estimate(is_estimate)), is_queue }
+    Refused { rejection: Rejection::OverLimit(denial.with_estimate(is_estimate)), is_queue }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
-use super::{Arrival, Ask, Asked, Bounds, JoinError, Queues, Waiting};
+use super::{Arrival, Ask, Asked, Bounds, Queues, Waiting};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::limiter::{Held, LimitOfKey, LimiterFuture, Outcome, capacity_released};
@@ -125,15 +125,13 @@ fn arrival(slots: &Slots) -> Arrival {
 /// Returns `None` if it starts at once, and releases its slot then.
 fn arrive(queues: &Arc<Queues>, slots: &Slots) -> Option<Waiting> {
     if queues.is_active() && queues.exists(QUEUE) {
-        match queues.join(QUEUE, arrival(slots), Asked::No, BOUNDS) {
-            Ok(waiting) => return Some(waiting),
-            Err(JoinError::NoQueue) => {}
-            Err(_) => unreachable!("the queue is not full"),
+        if let Some(joined) = queues.join_existing(QUEUE, arrival(slots), BOUNDS) {
+            return Some(joined.unwrap_or_else(|_| unreachable!("the queue is not full")));
         }
     }
     let outcome = slots.take();
     let Some(held) = outcome.held else {
-        let joined = queues.join(QUEUE, arrival(slots), Asked::Denied(outcome.decision), BOUNDS);
+        let joined = queues.join(arrival(slots), Asked::Denied(outcome.decision), BOUNDS);
         return Some(joined.unwrap_or_else(|_| unreachable!("the queue is not full")));
     };
     drop(held);

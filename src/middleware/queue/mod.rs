@@ -114,9 +114,9 @@ mod ticket;
 mod waiters;
 mod waiting;
 
-pub(crate) use self::ids::{limits_of_guard, queue_of, visit_queues};
-pub(crate) use self::join::{Arrival, Asked, Bounds, JoinError};
+pub(crate) use self::ids::{limits_of_guard, visit_queues};
+pub(crate) use self::join::{Arrival, Asked, Bounds, Refused};
 pub(crate) use self::key_ask::{KeyAsk, existing_queue};
 pub(crate) use self::queues::Queues;
 pub(crate) use self::ticket::{Ask, Class, Start};
-pub(crate) use self::waiting::{GrantedStart, StartHold, Waiting};
+pub(crate) use self::waiting::{GrantedStart, Waiting};

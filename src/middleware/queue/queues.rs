@@ -28,7 +28,7 @@ pub(crate) struct Queues {
     /// needs, its place, and the queue. In shards, by the limit.
     first_requests: Box<[Mutex<BTreeSet<(u64, u64, u64, u64)>>]>,
     is_listening: AtomicBool,
-    pub(super) newest_first: bool,
+    pub(crate) newest_first: bool,
 }
 
 pub(super) type Shard = HashMap<u64, Queue, foldhash::fast::RandomState>;

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::waiting::StartHold;
 use crate::decision::{AcquireOptions, Decision};
-use crate::limiter::{LimitOfKey, LimiterFuture, Outcome};
+use crate::limiter::{LimitOfKey, LimiterFuture, Outcome, ReleaseOnDrop};
 use crate::observe::Observers;
 use crate::response::Rejection;
 use crate::runtime::Instant;
@@ -42,7 +41,7 @@ pub(crate) struct Start {
     pub(crate) class: Class,
     pub(crate) decision: Decision,
     /// Released if no request uses the start.
-    pub(crate) held: StartHold,
+    pub(crate) held: ReleaseOnDrop,
 }
 
 /// What ends the wait of a request.

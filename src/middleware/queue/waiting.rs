@@ -10,7 +10,7 @@ use super::queues::Queues;
 use super::ticket::{Class, Start, Ticket};
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::limiter::Held;
+use crate::limiter::ReleaseOnDrop;
 use crate::response::Rejection;
 use crate::runtime::{Instant, Sleep, sleep};
 use crate::sync::POLLED_AFTER_COMPLETION;
@@ -83,12 +83,12 @@ pub(crate) struct GrantedStart {
 
 impl GrantedStart {
     /// Creates the guard of an admission that did not come from a queue.
-    pub(crate) fn immediate(decision: Decision, held: StartHold) -> Self {
+    pub(crate) fn immediate(decision: Decision, held: ReleaseOnDrop) -> Self {
         Self { start: Some(Start { at: Instant::now(), class: Class::default(), decision, held }), queue: None }
     }
 
     /// Uses the admission.
-    pub(crate) fn into_parts(mut self) -> (Decision, StartHold) {
+    pub(crate) fn into_parts(mut self) -> (Decision, ReleaseOnDrop) {
         let Start { decision, held, .. } = self.start.take().expect(POLLED_AFTER_COMPLETION);
         (decision, held)
     }
@@ -98,28 +98,6 @@ impl Drop for GrantedStart {
     fn drop(&mut self) {
         if let (Some(start), Some((queues, id))) = (self.start.take(), self.queue.take()) {
             queues.take_back(id, start);
-        }
-    }
-}
-
-/// The held cost of a start that no request has used yet. Dropping it releases the cost.
-pub(crate) struct StartHold(Option<Held>);
-
-impl StartHold {
-    pub(crate) fn new(held: Option<Held>) -> Self {
-        Self(held)
-    }
-
-    pub(crate) fn into_held(mut self) -> Option<Held> {
-        self.0.take()
-    }
-}
-
-impl Drop for StartHold {
-    fn drop(&mut self) {
-        if let Some(held) = self.0.take() {
-            // An error is ignored: the store frees the held cost when the hold expires.
-            held.release().detach();
         }
     }
 }
