@@ -7,7 +7,7 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::event::{Direction, Event, WaitEnd};
+use super::event::{Direction, Event};
 use super::observer::Observer;
 
 /// Records metrics with the [`metrics`] facade (feature `metrics`), which has exporters for Prometheus and others.
@@ -34,19 +34,8 @@ struct Recorder {
     requests: ArcSwap<Vec<Arc<LimitCounters>>>,
     described: Once,
     // Created on first use, so that no page lists what never happens.
-    waits: OnceLock<Waits>,
     settled: OnceLock<[Counter; 3]>,
     in_flight: OnceLock<(Gauge, Histogram)>,
-}
-
-/// The metrics of waiting requests.
-struct Waits {
-    waiters: Gauge,
-    seconds: Histogram,
-    ended: [Counter; 3],
-    refused: Counter,
-    /// Asks by whether the limiter admitted a start.
-    asks: [Counter; 2],
 }
 
 /// The counters of one limit.
@@ -55,7 +44,7 @@ struct LimitCounters {
     /// By outcome and source, created on first use.
     counts: [[OnceLock<Counter>; SOURCES.len()]; OUTCOMES.len()],
     decision_times: [OnceLock<Histogram>; SOURCES.len()],
-    /// By the index of [`OF_LIMIT`].
+    /// In the order of [`OF_LIMIT`].
     of_limit: [OnceLock<Counter>; OF_LIMIT.len()],
     /// By direction.
     paced: [OnceLock<(Counter, Histogram)>; 2],
@@ -83,11 +72,6 @@ const OF_LIMIT: [&str; 4] = [
     "ratelimit_near_limit_total",
     "ratelimit_escalations_total",
 ];
-const SHADOW_DENIED: usize = 0;
-const SHADOW_UNCOUNTED: usize = 1;
-const NEAR_LIMIT: usize = 2;
-const ESCALATIONS: usize = 3;
-
 impl Metrics {
     /// The number of names of limits that are distinguished. Further names are counted as `other`.
     pub const MAX_LIMITS: usize = 100;
@@ -98,7 +82,6 @@ impl Metrics {
             limiter: limiter.into(),
             requests: ArcSwap::default(),
             described: Once::new(),
-            waits: OnceLock::new(),
             settled: OnceLock::new(),
             in_flight: OnceLock::new(),
         }))
@@ -108,24 +91,6 @@ impl Metrics {
 impl Recorder {
     fn limiter(&self) -> String {
         self.limiter.as_ref().to_owned()
-    }
-
-    fn waits(&self) -> &Waits {
-        self.waits.get_or_init(|| {
-            let ended = |end: WaitEnd| {
-                counter!("ratelimit_waits_total", "limiter" => self.limiter(), "result" => end.name())
-            };
-            let asks = |result: &'static str| {
-                counter!("ratelimit_wait_asks_total", "limiter" => self.limiter(), "result" => result)
-            };
-            Waits {
-                waiters: gauge!("ratelimit_waiters", "limiter" => self.limiter()),
-                seconds: histogram!("ratelimit_wait_seconds", "limiter" => self.limiter()),
-                ended: [ended(WaitEnd::Served), ended(WaitEnd::Rejected), ended(WaitEnd::Left)],
-                refused: counter!("ratelimit_wait_refused_total", "limiter" => self.limiter()),
-                asks: [asks("denied"), asks("admitted")],
-            }
-        })
     }
 
     fn settled(&self, unit: Option<&str>, held: u64, actual: u64) {
@@ -199,8 +164,7 @@ impl Recorder {
 
     /// Counts the terminal event of one request.
     fn count(&self, event: &Event<'_>, outcome: &str) {
-        let index = |names: &[&str], name| names.iter().position(|known| *known == name).unwrap_or(names.len() - 1);
-        let indices = (index(&OUTCOMES, outcome), index(&SOURCES, event.source().unwrap_or(NONE)));
+        let indices = (index_of(&OUTCOMES, outcome), index_of(&SOURCES, event.source().unwrap_or(NONE)));
         let elapsed = match *event {
             Event::Decided { elapsed, .. } | Event::Failed { elapsed, .. } => elapsed,
             _ => None,
@@ -238,10 +202,10 @@ impl Recorder {
     }
 
     /// Counts in a counter of [`OF_LIMIT`].
-    fn count_of_limit(&self, index: usize, limit: &str) {
-        let counters = self.limit_counters(limit);
+    fn count_of_limit(&self, name: &'static str, limit: &str) {
+        let (counters, index) = (self.limit_counters(limit), index_of(&OF_LIMIT, name));
         let counter = counters.of_limit[index]
-            .get_or_init(|| counter!(OF_LIMIT[index], "limiter" => self.limiter(), "limit" => counters.limit.clone()));
+            .get_or_init(|| counter!(name, "limiter" => self.limiter(), "limit" => counters.limit.clone()));
         counter.increment(1);
     }
 
@@ -263,6 +227,11 @@ impl Recorder {
 }
 
 const OTHER: &str = "other";
+
+/// Returns the index of a name, or the last one.
+fn index_of(names: &[&str], name: &str) -> usize {
+    names.iter().position(|known| *known == name).unwrap_or(names.len() - 1)
+}
 
 fn find<'a>(known: &'a [Arc<LimitCounters>], limit: &str) -> Option<&'a Arc<LimitCounters>> {
     let exact = known.iter().find(|counters| counters.limit == limit);
@@ -293,28 +262,34 @@ impl Observer for Metrics {
                 if decision.is_denied_by_leases() {
                     counter!("ratelimit_denied_by_leases_total", "limiter" => recorder.limiter()).increment(1);
                 }
-                decision.shadow_denials().for_each(|limit| recorder.count_of_limit(SHADOW_DENIED, limit.name()));
+                decision
+                    .shadow_denials()
+                    .for_each(|limit| recorder.count_of_limit("ratelimit_shadow_denied_total", limit.name()));
                 let crossed = decision.limits().iter().filter(|limit| limit.crossed_mark());
-                crossed.for_each(|limit| recorder.count_of_limit(NEAR_LIMIT, limit.name()));
+                crossed.for_each(|limit| recorder.count_of_limit("ratelimit_near_limit_total", limit.name()));
             }
             // Each crossing is counted above, as are these requests.
             Event::NearLimit { .. } | Event::Failed { .. } | Event::Exempt | Event::Abandoned { .. } => {}
-            Event::ShadowUncounted { limit } => recorder.count_of_limit(SHADOW_UNCOUNTED, limit),
-            Event::Escalated { limit, .. } => recorder.count_of_limit(ESCALATIONS, limit),
+            Event::ShadowUncounted { limit } => recorder.count_of_limit("ratelimit_shadow_uncounted_total", limit),
+            Event::Escalated { limit, .. } => recorder.count_of_limit("ratelimit_escalations_total", limit),
             Event::MissingKey { server_error, .. } => {
                 if server_error {
                     counter!("ratelimit_misconfigured_total", "limiter" => recorder.limiter()).increment(1);
                 }
             }
-            Event::WaitStarted => recorder.waits().waiters.increment(1.0),
+            Event::WaitStarted => gauge!("ratelimit_waiters", "limiter" => recorder.limiter()).increment(1.0),
             Event::WaitEnded { waited, end } => {
-                let waits = recorder.waits();
-                waits.waiters.decrement(1.0);
-                waits.seconds.record(waited);
-                waits.ended[end as usize].increment(1);
+                gauge!("ratelimit_waiters", "limiter" => recorder.limiter()).decrement(1.0);
+                histogram!("ratelimit_wait_seconds", "limiter" => recorder.limiter()).record(waited);
+                counter!("ratelimit_waits_total", "limiter" => recorder.limiter(), "result" => end.name()).increment(1);
             }
-            Event::WaitRefused => recorder.waits().refused.increment(1),
-            Event::WaitAsked { admitted } => recorder.waits().asks[usize::from(admitted)].increment(1),
+            Event::WaitRefused => {
+                counter!("ratelimit_wait_refused_total", "limiter" => recorder.limiter()).increment(1);
+            }
+            Event::WaitAsked { admitted } => {
+                let result = if admitted { "admitted" } else { "denied" };
+                counter!("ratelimit_wait_asks_total", "limiter" => recorder.limiter(), "result" => result).increment(1);
+            }
             Event::Settled { unit, held, actual } => recorder.settled(unit, held, actual),
             Event::Paced { direction, error: Some(_), .. } => {
                 let labels = [("limiter", recorder.limiter()), ("direction", direction.name().to_owned())];
@@ -363,67 +338,24 @@ impl Observer for Metrics {
     }
 }
 
-/// Describes all metrics to the installed recorder: a name tells the kind of its metric, and whether the value is in
-/// seconds, in bytes, or a plain number.
+/// Describes all metrics to the installed recorder, by the tables of docs/metrics.md.
 fn describe() {
-    for (name, text) in DESCRIPTIONS {
+    for line in include_str!("../../docs/metrics.md").lines() {
+        let cells: Vec<_> = line.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        let ["", name, kind, _, text, ""] = cells[..] else { continue };
         let unit = match name {
             _ if name.ends_with("_seconds") => Unit::Seconds,
             _ if name.contains("_bytes") => Unit::Bytes,
             _ => Unit::Count,
         };
-        match name {
-            _ if name.ends_with("_total") => describe_counter!(name, unit, text),
-            _ if name.ends_with("_seconds") || name.ends_with("_size") => describe_histogram!(name, unit, text),
-            _ => describe_gauge!(name, unit, text),
+        match kind {
+            "counter" | "cost" | "bytes" => describe_counter!(name, unit, text),
+            "histogram" => describe_histogram!(name, unit, text),
+            _ if kind.starts_with("gauge") => describe_gauge!(name, unit, text),
+            _ => {}
         }
     }
 }
-
-/// The metrics, in the words of docs/metrics.md.
-const DESCRIPTIONS: [(&str, &str); 38] = [
-    ("ratelimit_requests_total", "Requests by outcome"),
-    ("ratelimit_shadow_denied_total", "Requests that a shadow limit would deny"),
-    ("ratelimit_near_limit_total", "Charges that brought a key to the mark of a limit"),
-    (
-        "ratelimit_shadow_uncounted_total",
-        "Requests that a shadow limit did not count, because its table was full of held keys",
-    ),
-    ("ratelimit_escalations_total", "Blocks of keys that were denied too often"),
-    ("ratelimit_misconfigured_total", "Requests without a key because the server is misconfigured"),
-    ("ratelimit_decision_seconds", "Time of decisions that were not ready immediately"),
-    ("ratelimit_waiters", "Requests that wait now"),
-    ("ratelimit_wait_seconds", "Time that requests waited"),
-    ("ratelimit_waits_total", "Waits that ended, by result"),
-    ("ratelimit_wait_refused_total", "Requests that a full or too long queue refused"),
-    ("ratelimit_wait_asks_total", "Asks of queues for a start, by result"),
-    ("ratelimit_settled_total", "Held cost that was charged by a settlement"),
-    ("ratelimit_released_total", "Held cost that was released by a settlement"),
-    ("ratelimit_surcharged_total", "Cost that was charged beyond the held cost"),
-    ("ratelimit_holds_expired_total", "Expired sessions whose holds the store settled in full"),
-    ("ratelimit_paced_bytes_total", "Bytes of paced bodies that passed"),
-    ("ratelimit_paced_wait_seconds", "Time that chunks of paced bodies waited"),
-    ("ratelimit_paced_errors_total", "Paced bodies that ended with an error"),
-    ("ratelimit_in_flight", "Requests in flight now"),
-    ("ratelimit_in_flight_seconds", "Time that requests were in flight"),
-    ("ratelimit_in_flight_uncounted_total", "Cost in flight whose holds expired without room for a renewal"),
-    ("ratelimit_denied_by_leases_total", "Requests that were denied only because leases held units"),
-    ("ratelimit_lease_reports_total", "Reports of leases to the store"),
-    ("ratelimit_lease_units_total", "Units of leases that were granted, and that were spent, returned or lost"),
-    ("ratelimit_batch_size", "Operations in one call to the store"),
-    ("ratelimit_batch_seconds", "Time of calls to the store"),
-    ("ratelimit_batch_errors_total", "Failed calls to the store"),
-    ("ratelimit_shed_total", "Decisions dropped uncharged, by cause"),
-    ("ratelimit_breaker_open", "1 while the circuit breaker of the store is open"),
-    ("ratelimit_breaker_opened_total", "Times that the circuit breaker opened"),
-    ("ratelimit_memory_keys", "Stored keys that are not idle"),
-    ("ratelimit_memory_capacity_keys", "Keys that the table can store"),
-    ("ratelimit_memory_bytes", "Bytes of the table"),
-    ("ratelimit_memory_held_keys", "Keys with held costs"),
-    ("ratelimit_memory_held", "Sum of the held costs"),
-    ("ratelimit_memory_evicted_total", "Keys that the full table evicted before they were idle"),
-    ("ratelimit_warnings_total", "Misconfigurations found"),
-];
 
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
