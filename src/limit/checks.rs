@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use super::LimitCost;
 use super::guarantee::{Shares, check_shares};
 use crate::algorithm::ShareCapacity;
-use crate::decision::{Name, ShareRole, WarnAt, first_invalid_name_char};
+use crate::decision::{Name, ShareRole, Unit, WarnAt, first_invalid_name_char};
 use crate::error::Error;
 
 /// The properties of a limit that depend on no key type: what the checks of a limiter's limits need.
@@ -31,6 +31,30 @@ pub(crate) struct LimitFacts {
 }
 
 impl LimitFacts {
+    /// Checks the limit by itself.
+    fn check(&self) -> Result<(), Error> {
+        let problems = [
+            (self.cost.unit() == Some(""), "its unit is empty; name what the limit counts"),
+            (
+                self.cost == LimitCost::OfUnit(Unit::TOO_MANY),
+                "its unit is one of more than 254 in this process; use fewer names",
+            ),
+            // Units are kept free from requests that start now. The starts of a queue are later ones.
+            (
+                self.keeps_free && self.is_queue,
+                "a queue cannot keep units free, because its starts are one after the other; use `Gcra`",
+            ),
+            (
+                self.warn_at.is_some_and(|mark| !mark.is_valid()),
+                "the mark `warn_at` is not above 0 and at most 1; pass a part of the limit, such as 0.8",
+            ),
+        ];
+        match problems.into_iter().find(|(is_found, _)| *is_found) {
+            Some((_, problem)) => Err(Error::config(format!("limit {:?}: {problem}", self.name.as_str()))),
+            None => Ok(()),
+        }
+    }
+
     /// Returns whether the limit denies requests.
     pub(crate) fn denies(&self) -> bool {
         !self.is_shadow && self.share != ShareRole::Share
@@ -67,10 +91,8 @@ impl LimitFacts {
 /// - the other limits cannot serve all guaranteed shares.
 pub(crate) fn check_limits(limits: &[LimitFacts]) -> Result<Option<Shares>, Error> {
     check_names(limits)?;
-    limits.iter().try_for_each(|limit| limit.cost.check(limit.name.as_str()))?;
+    limits.iter().try_for_each(LimitFacts::check)?;
     check_sub_keys(limits)?;
-    check_kept_free(limits)?;
-    check_marks(limits)?;
     check_shares(limits)
 }
 
@@ -117,26 +139,5 @@ fn check_sub_keys(limits: &[LimitFacts]) -> Result<(), Error> {
             },
         ))),
         _ => Ok(()),
-    }
-}
-
-/// Units are kept free from requests that start now. The starts of a queue are later ones.
-fn check_kept_free(limits: &[LimitFacts]) -> Result<(), Error> {
-    match limits.iter().find(|limit| limit.keeps_free && limit.is_queue) {
-        Some(queue) => Err(Error::config(format!(
-            "limit {:?}: a queue cannot keep units free, because its starts are one after the other; use `Gcra`",
-            queue.name.as_str()
-        ))),
-        None => Ok(()),
-    }
-}
-
-fn check_marks(limits: &[LimitFacts]) -> Result<(), Error> {
-    match limits.iter().find(|limit| limit.warn_at.is_some_and(|mark| !mark.is_valid())) {
-        Some(limit) => Err(Error::config(format!(
-            "limit {:?}: the mark `warn_at` is not above 0 and at most 1; pass a part of the limit, such as 0.8",
-            limit.name.as_str()
-        ))),
-        None => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::SubKeyOf;
+use super::sub_key::{SubKeyFacts, SubKeyOf};
 
 /// Applies to the keys that satisfy a condition: see [`Limit::only_if`](super::Limit::only_if).
 #[derive(Clone)]
@@ -35,20 +35,9 @@ where
         }
     }
 
-    fn is_conditional(&self) -> bool {
-        self.condition.is_some() || self.sub_key.is_conditional()
-    }
-
-    fn is_whole_key(&self) -> bool {
-        self.sub_key.is_whole_key()
-    }
-
-    fn is_constant(&self) -> bool {
-        self.sub_key.is_constant()
-    }
-
-    fn keeps_free(&self) -> bool {
-        self.sub_key.keeps_free()
+    fn facts(&self) -> SubKeyFacts {
+        let facts = self.sub_key.facts();
+        SubKeyFacts { is_conditional: self.condition.is_some() || facts.is_conditional, ..facts }
     }
 
     fn kept_free(&self, key: &Key) -> Option<u64> {

@@ -1,7 +1,6 @@
 use std::time::Duration;
 
 use crate::decision::{AcquireOptions, Costs, Unit, UnitCosts};
-use crate::error::Error;
 
 /// The cost that a limit charges for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,19 +63,6 @@ impl LimitCost {
     /// limit has held `held` beyond that.
     pub(crate) fn actual_beyond(self, charge_before: u64, actual: &Costs, held: u64) -> u64 {
         self.actual(actual, held.saturating_add(charge_before)).saturating_sub(charge_before)
-    }
-
-    /// Returns an error if the unit of the limit `name` is empty, or has no number.
-    pub(crate) fn check(self, name: &str) -> Result<(), Error> {
-        if self.unit() == Some("") {
-            return Err(Error::config(format!("limit {name:?}: its unit is empty; name what the limit counts")));
-        }
-        if self == Self::OfUnit(Unit::TOO_MANY) {
-            return Err(Error::config(format!(
-                "limit {name:?}: its unit is one of more than 254 in this process; use fewer names"
-            )));
-        }
-        Ok(())
     }
 
     pub(crate) fn is_fixed(self) -> bool {

@@ -1,3 +1,4 @@
+use super::select::sealed;
 use super::{AlgorithmSelector, Limit, PerKey, WholeKey};
 use crate::algorithm::Algorithm;
 use crate::decision::Name;
@@ -19,16 +20,6 @@ pub trait IntoLimit: sealed::Sealed {
 
     /// Converts into a limit; one without a name is named `default`.
     fn into_limit(self) -> Limit<Self::Selector, Self::SubKeyFn>;
-}
-
-mod sealed {
-    use crate::algorithm::Algorithm;
-
-    #[allow(unnameable_types, reason = "sealed")]
-    pub trait Sealed {}
-    impl<A: Algorithm> Sealed for A {}
-    impl<F, A: Algorithm> Sealed for super::PerKey<F, A> {}
-    impl<S, P> Sealed for super::Limit<S, P> {}
 }
 
 // Without the attribute the compiler would suggest to implement `Algorithm` for a quota.

@@ -1,6 +1,7 @@
 use std::fmt;
 
-use super::{Limit, SubKeyOf};
+use super::Limit;
+use super::sub_key::{SubKeyFacts, SubKeyOf};
 use crate::decision::ShareRole;
 
 impl<A, P> Limit<A, P> {
@@ -90,20 +91,8 @@ where
         self.sub_key.with_sub_key(key, f)
     }
 
-    fn is_conditional(&self) -> bool {
-        self.sub_key.is_conditional()
-    }
-
-    fn is_whole_key(&self) -> bool {
-        self.sub_key.is_whole_key()
-    }
-
-    fn is_constant(&self) -> bool {
-        self.sub_key.is_constant()
-    }
-
-    fn keeps_free(&self) -> bool {
-        self.units.is_some()
+    fn facts(&self) -> SubKeyFacts {
+        SubKeyFacts { keeps_free: self.units.is_some(), ..self.sub_key.facts() }
     }
 
     fn kept_free(&self, key: &Key) -> Option<u64> {

@@ -352,11 +352,12 @@ impl<A, P> Limit<A, P> {
         A: AlgorithmSelector,
         P: SubKeyOf<Key>,
     {
+        let of_sub_key = self.sub_key.facts();
         LimitFacts {
             name: self.name.clone(),
-            is_conditional: self.sub_key.is_conditional(),
-            is_whole_key: self.sub_key.is_whole_key(),
-            keeps_free: self.sub_key.keeps_free(),
+            is_conditional: of_sub_key.is_conditional,
+            is_whole_key: of_sub_key.is_whole_key,
+            keeps_free: of_sub_key.keeps_free,
             is_queue: A::Algorithm::IS_QUEUE,
             cost: self.cost,
             is_shadow: self.shadow,

@@ -33,11 +33,15 @@ pub trait SelectAlgorithm<Key: ?Sized>: AlgorithmSelector {
     }
 }
 
-mod sealed {
+pub(super) mod sealed {
+    use crate::algorithm::Algorithm;
+
     #[allow(unnameable_types, reason = "sealed")]
     pub trait Sealed {}
-    impl<A: crate::algorithm::Algorithm> Sealed for A {}
-    impl<F, A: crate::algorithm::Algorithm> Sealed for super::PerKey<F, A> {}
+
+    impl<A: Algorithm> Sealed for A {}
+    impl<F, A: Algorithm> Sealed for crate::limit::PerKey<F, A> {}
+    impl<S, P> Sealed for crate::limit::Limit<S, P> {}
 }
 
 impl<A: Algorithm> AlgorithmSelector for A {

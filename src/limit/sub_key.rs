@@ -13,20 +13,15 @@ pub trait SubKeyOf<Key: ?Sized>: sealed::Sealed + Send + Sync + 'static {
         self.with_sub_key(key, |_| ()).is_some()
     }
 
-    /// Returns whether there may be keys to which the limit does not apply.
-    fn is_conditional(&self) -> bool {
-        false
-    }
-
-    /// Returns whether the sub-key is the whole key.
-    fn is_whole_key(&self) -> bool {
-        false
+    /// Returns what holds for all keys.
+    fn facts(&self) -> SubKeyFacts {
+        SubKeyFacts::default()
     }
 
     /// Returns whether the limit keeps units free from some requests.
     #[inline]
     fn keeps_free(&self) -> bool {
-        false
+        self.facts().keeps_free
     }
 
     /// Returns the units that the limit keeps free from requests of `key`, `None` if it keeps none free from any request.
@@ -35,11 +30,22 @@ pub trait SubKeyOf<Key: ?Sized>: sealed::Sealed + Send + Sync + 'static {
         let _ = key;
         None
     }
+}
 
-    /// Returns whether the type shows that all keys to which the limit applies have the same sub-key.
-    fn is_constant(&self) -> bool {
-        false
-    }
+/// What holds for all keys of a limit.
+#[derive(Clone, Copy, Debug, Default)]
+#[doc(hidden)]
+#[non_exhaustive]
+#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
+pub struct SubKeyFacts {
+    /// There may be keys to which the limit does not apply.
+    pub(crate) is_conditional: bool,
+    /// The sub-key is the whole key.
+    pub(crate) is_whole_key: bool,
+    /// The type shows that all keys to which the limit applies have the same sub-key.
+    pub(crate) is_constant: bool,
+    /// The limit keeps units free from some requests.
+    pub(crate) keeps_free: bool,
 }
 
 mod sealed {
@@ -83,8 +89,8 @@ impl<Key: ?Sized> SubKeyOf<Key> for WholeKey {
         Some(f(key))
     }
 
-    fn is_whole_key(&self) -> bool {
-        true
+    fn facts(&self) -> SubKeyFacts {
+        SubKeyFacts { is_whole_key: true, ..SubKeyFacts::default() }
     }
 }
 
@@ -101,9 +107,9 @@ where
         Some(f(&(self.0)(key)))
     }
 
-    fn is_constant(&self) -> bool {
+    fn facts(&self) -> SubKeyFacts {
         // A type of size zero has at most one value.
-        size_of::<SubKey>() == 0
+        SubKeyFacts { is_constant: size_of::<SubKey>() == 0, ..SubKeyFacts::default() }
     }
 }
 
@@ -134,11 +140,7 @@ where
         (self.0)(key).map(|sub_key| f(&sub_key))
     }
 
-    fn is_conditional(&self) -> bool {
-        true
-    }
-
-    fn is_constant(&self) -> bool {
-        size_of::<SubKey>() == 0
+    fn facts(&self) -> SubKeyFacts {
+        SubKeyFacts { is_conditional: true, is_constant: size_of::<SubKey>() == 0, ..SubKeyFacts::default() }
     }
 }

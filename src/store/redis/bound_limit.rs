@@ -48,7 +48,7 @@ where
             facts: self.0.facts::<Key>(),
             script: <C::Algorithm as LuaAlgorithm>::SCRIPT,
             held_until_end: C::Algorithm::HELD_UNTIL_END,
-            is_global: self.0.sub_key().is_constant(),
+            is_global: self.0.sub_key().facts().is_constant,
             warn_keys: self.0.warn_keys().cloned(),
             fixed_algorithm: self.0.algorithm().fixed().is_some().then(fixed_algorithm),
         }
