@@ -282,21 +282,17 @@ impl<L, C: Clock> DeniedCache<L, C> {
             Ok(decision) => return LimiterFuture::ready(Ok(decision.into())),
             Err(in_flight) => in_flight,
         };
-        match ask(&self.limiter, key, options).try_ready() {
-            Ok(result) => {
-                if let Ok(decided) = &result {
-                    self.state.insert(in_flight, decision(decided));
-                }
-                LimiterFuture::ready(result)
-            }
-            Err(pending) => {
-                let state = Arc::clone(&self.state);
-                pending.map(move |decided| {
-                    state.insert(in_flight, decision(&decided));
-                    decided
-                })
-            }
+        let asked = ask(&self.limiter, key, options);
+        if let Some(Ok(decided)) = asked.as_ready()
+            && decision(decided).is_allowed()
+        {
+            return asked;
         }
+        let state = Arc::clone(&self.state);
+        asked.map(move |decided| {
+            state.insert(in_flight, decision(&decided));
+            decided
+        })
     }
 
     /// Returns the cached denial that answers the request, or what is needed to cache the limiter's denial.

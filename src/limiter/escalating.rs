@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use super::pair::then;
 use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
@@ -206,9 +207,9 @@ where
         if let Err(error) = self.check_limit(key) {
             return LimiterFuture::ready(Err(error));
         }
-        match self.shared.limiter.acquire(key, options).try_ready() {
-            Ok(Ok(outcome)) if self.shared.escalation.counts(&outcome.decision) => {
-                let mut future = LimiterFuture::pending(self.clone().count::<Key>(key.to_owned(), outcome));
+        then(self.shared.limiter.acquire(key, options), self, key, |this, key, decided| match decided {
+            Ok(outcome) if this.shared.escalation.counts(&outcome.decision) => {
+                let mut future = LimiterFuture::pending(this.clone().count::<Key>(key.to_owned(), outcome));
                 // Counts in memory are ready.
                 // No wake-up is lost: the caller polls a pending future again, with its own waker.
                 match Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop())) {
@@ -216,19 +217,8 @@ where
                     Poll::Pending => future,
                 }
             }
-            Ok(result) => LimiterFuture::ready(result),
-            Err(pending) => {
-                let (this, key) = (self.clone(), key.to_owned());
-                LimiterFuture::pending(async move {
-                    let outcome = pending.await?;
-                    if this.shared.escalation.counts(&outcome.decision) {
-                        this.count::<Key>(key, outcome).await
-                    } else {
-                        Ok(outcome)
-                    }
-                })
-            }
-        }
+            decided => LimiterFuture::ready(decided),
+        })
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {

@@ -3,7 +3,6 @@ use std::sync::Arc;
 use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::clock::{Clock as _, SystemClock};
 use crate::decision::{AcquireOptions, Decision, Verdict};
-use crate::error::Error;
 
 /// A limiter that allows requests while its store is unavailable.
 ///
@@ -24,13 +23,14 @@ impl<L> FailOpen<L> {
     }
 
     fn allow_if_unavailable<T: From<Decision> + Send + 'static>(&self, decided: LimiterFuture<T>) -> LimiterFuture<T> {
-        match decided.try_ready() {
-            Ok(result) => LimiterFuture::ready(allow_if_unavailable(result, &self.clock)),
-            Err(pending) => {
-                let clock = Arc::clone(&self.clock);
-                LimiterFuture::pending(async move { allow_if_unavailable(pending.await, &clock) })
-            }
+        if let Some(Ok(_)) = decided.as_ready() {
+            return decided;
         }
+        let clock = Arc::clone(&self.clock);
+        decided.map_result(move |result| match result {
+            Err(error) if error.is_unavailable() => Ok(Decision::without_limit(clock.now(), Verdict::Allowed).into()),
+            result => result,
+        })
     }
 }
 
@@ -49,12 +49,5 @@ impl<Key: ?Sized, L: Limiter<Key>> Limiter<Key> for FailOpen<L> {
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         self.limiter.administer(key, operation)
-    }
-}
-
-fn allow_if_unavailable<T: From<Decision>>(result: Result<T, Error>, clock: &SystemClock) -> Result<T, Error> {
-    match result {
-        Err(error) if error.is_unavailable() => Ok(Decision::without_limit(clock.now(), Verdict::Allowed).into()),
-        result => result,
     }
 }

@@ -45,10 +45,7 @@ impl<T> LimiterFuture<T> {
     where
         T: Send + 'static,
     {
-        match self.0 {
-            State::Ready(result) => LimiterFuture(State::Ready(result.map(|result| result.map(f)))),
-            State::Pending(future) => LimiterFuture::pending(async move { future.await.map(f) }),
-        }
+        self.map_result(|result| result.map(f))
     }
 
     /// Joins this future with another: both run concurrently, and each result is returned, also if the other is an
@@ -58,27 +55,23 @@ impl<T> LimiterFuture<T> {
         T: Send + 'static,
         U: Send + 'static,
     {
-        if let (State::Ready(first), State::Ready(second)) = (&mut self.0, &mut other.0)
-            && let (Some(first), Some(second)) = (first.take(), second.take())
-        {
-            return LimiterFuture::ready(Ok((first, second)));
+        if let Some(both) = take_both(&mut self, &mut other) {
+            return LimiterFuture::ready(Ok(both));
         }
-        let (mut first, mut second) = (None, None);
         LimiterFuture::pending(poll_fn(move |cx| {
-            if first.is_none() {
-                first = ready_value(Pin::new(&mut self).poll(cx));
-            }
-            if second.is_none() {
-                second = ready_value(Pin::new(&mut other).poll(cx));
-            }
-            match (first.take(), second.take()) {
-                (Some(first), Some(second)) => Poll::Ready(Ok((first, second))),
-                unfinished => {
-                    (first, second) = unfinished;
-                    Poll::Pending
-                }
-            }
+            self.poll_in_place(cx);
+            other.poll_in_place(cx);
+            take_both(&mut self, &mut other).map_or(Poll::Pending, |both| Poll::Ready(Ok(both)))
         }))
+    }
+
+    /// Polls a pending future, and keeps its result.
+    fn poll_in_place(&mut self, cx: &mut Context<'_>) {
+        if let State::Pending(future) = &mut self.0
+            && let Poll::Ready(result) = future.as_mut().poll(cx)
+        {
+            *self = Self::ready(result);
+        }
     }
 
     /// Maps the result.
@@ -150,10 +143,15 @@ impl LimiterFuture<()> {
     }
 }
 
-fn ready_value<T>(poll: Poll<T>) -> Option<T> {
-    match poll {
-        Poll::Ready(ready) => Some(ready),
-        Poll::Pending => None,
+/// Returns both results if both are ready.
+#[allow(clippy::type_complexity, reason = "two results")]
+fn take_both<T, U>(
+    first: &mut LimiterFuture<T>,
+    second: &mut LimiterFuture<U>,
+) -> Option<(Result<T, Error>, Result<U, Error>)> {
+    match (&mut first.0, &mut second.0) {
+        (State::Ready(first), State::Ready(second)) => first.take().zip(second.take()),
+        _ => None,
     }
 }
 
