@@ -16,12 +16,10 @@ use super::unread::{Remainder, Unread};
 pub struct ReadAheadBody<B: Body<Data = Bytes>>(Source<B>);
 
 enum Source<B: Body<Data = Bytes>> {
-    /// The layer may read. The body has not been polled.
+    /// The layer may read, unless it has left the body alone. The body has not been polled.
     Shared(Arc<Shared<B>>),
     /// The service has polled the body.
     Own(Unread<B>),
-    /// The layer does not read the body.
-    Untouched(Pin<Box<B>>),
 }
 
 impl<B: Body<Data = Bytes>> ReadAheadBody<B> {
@@ -29,17 +27,11 @@ impl<B: Body<Data = Bytes>> ReadAheadBody<B> {
         Self(Source::Shared(shared))
     }
 
-    /// A body that the layer does not read.
-    pub(super) fn untouched(body: B) -> Self {
-        Self(Source::Untouched(Box::pin(body)))
-    }
-
     fn remainder(&self) -> Remainder {
         let ended = Remainder { is_end_stream: true, size_hint: SizeHint::with_exact(0) };
         match &self.0 {
             Source::Shared(shared) => shared.lock().as_ref().map_or(ended, Unread::remainder),
             Source::Own(unread) => unread.remainder(),
-            Source::Untouched(body) => Remainder::of(&**body),
         }
     }
 }
@@ -62,7 +54,6 @@ impl<B: Body<Data = Bytes>> Body for ReadAheadBody<B> {
         }
         match &mut this.0 {
             Source::Own(unread) => unread.poll_frame(cx),
-            Source::Untouched(body) => body.as_mut().poll_frame(cx),
             // Cannot happen: only this body takes the unread part.
             Source::Shared(_) => Poll::Ready(None),
         }

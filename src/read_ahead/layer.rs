@@ -74,9 +74,9 @@ use super::service::ReadAhead;
 #[derive(Clone)]
 #[must_use = "a layer reads nothing until it wraps a service"]
 pub struct ReadAheadLayer<M = SameBody> {
-    into_body: M,
-    bounds: Bounds,
-    drain: Option<Drain>,
+    pub(super) into_body: M,
+    pub(super) bounds: Bounds,
+    pub(super) drain: Option<Drain>,
 }
 
 /// The inner service takes the body type that it takes without the layer.
@@ -178,7 +178,7 @@ impl<S, M: Clone> Layer<S> for ReadAheadLayer<M> {
     type Service = ReadAhead<S, M>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        ReadAhead::new(inner, self.into_body.clone(), self.bounds.clone(), self.drain.clone())
+        ReadAhead::new(inner, self.clone())
     }
 }
 

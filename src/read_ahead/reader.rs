@@ -72,18 +72,8 @@ impl<B: Body<Data = Bytes>> Reader<B> {
     }
 }
 
-/// A [`Reader`] of any body.
-pub(crate) struct BodyReader(Box<dyn PollRead>);
-
-trait PollRead: Send + Sync {
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd>;
-}
-
-impl<B: Body<Data = Bytes, Error: Send> + Send> PollRead for Reader<B> {
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
-        Reader::poll(self, cx)
-    }
-}
+/// Polls a [`Reader`] of any body.
+pub(crate) struct BodyReader(Box<dyn Fn(&mut Context<'_>) -> Poll<ReadEnd> + Send + Sync>);
 
 impl BodyReader {
     /// Makes the body of the request one that is read ahead. Returns `None` if the request is left alone.
@@ -97,11 +87,11 @@ impl BodyReader {
         }
         let (reader, body) = Reader::new(mem::take(request.body_mut()), bounds, None);
         *request.body_mut() = body.into();
-        Some(Self(Box::new(reader)))
+        Some(Self(Box::new(move |cx| reader.poll(cx))))
     }
 
     /// Reads what the body has ready. The task is woken when there is more.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<ReadEnd> {
-        self.0.poll(cx)
+        (self.0)(cx)
     }
 }

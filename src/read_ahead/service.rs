@@ -10,10 +10,8 @@ use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::body::ReadAheadBody;
-use super::bounds::Bounds;
-use super::drain::Drain;
 use super::future::ReadAheadFuture;
-use super::layer::{MapBody, SameBody};
+use super::layer::{MapBody, ReadAheadLayer, SameBody};
 use super::reader::Reader;
 
 /// The service that [`ReadAheadLayer`](crate::ReadAheadLayer) wraps around an inner service.
@@ -22,14 +20,12 @@ use super::reader::Reader;
 #[derive(Clone)]
 pub struct ReadAhead<S, M = SameBody> {
     inner: S,
-    into_body: M,
-    bounds: Bounds,
-    drain: Option<Drain>,
+    layer: ReadAheadLayer<M>,
 }
 
 impl<S, M> ReadAhead<S, M> {
-    pub(super) fn new(inner: S, into_body: M, bounds: Bounds, drain: Option<Drain>) -> Self {
-        Self { inner, into_body, bounds, drain }
+    pub(super) fn new(inner: S, layer: ReadAheadLayer<M>) -> Self {
+        Self { inner, layer }
     }
 
     /// Returns a reference to the inner service.
@@ -56,7 +52,7 @@ pub trait IntoInnerBody<B: Body<Data = Bytes>> {
     fn read_ahead(&self, body: ReadAheadBody<B>) -> Self::Body;
 
     /// Makes the body of a request that the layer leaves alone.
-    fn untouched(&self, body: B) -> Self::Body;
+    fn untouched(&self, body: B, wrap: impl FnOnce(B) -> ReadAheadBody<B>) -> Self::Body;
 }
 
 impl<B: Body<Data = Bytes> + From<ReadAheadBody<B>>> IntoInnerBody<B> for SameBody {
@@ -66,7 +62,7 @@ impl<B: Body<Data = Bytes> + From<ReadAheadBody<B>>> IntoInnerBody<B> for SameBo
         B::from(body)
     }
 
-    fn untouched(&self, body: B) -> B {
+    fn untouched(&self, body: B, _: impl FnOnce(B) -> ReadAheadBody<B>) -> B {
         body
     }
 }
@@ -78,8 +74,8 @@ impl<B: Body<Data = Bytes>, F: Fn(ReadAheadBody<B>) -> T, T> IntoInnerBody<B> fo
         (self.0)(body)
     }
 
-    fn untouched(&self, body: B) -> T {
-        (self.0)(ReadAheadBody::untouched(body))
+    fn untouched(&self, body: B, wrap: impl FnOnce(B) -> ReadAheadBody<B>) -> T {
+        (self.0)(wrap(body))
     }
 }
 
@@ -99,13 +95,14 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        let ReadAheadLayer { into_body, bounds, drain } = &self.layer;
         let is_left_alone = is_left_alone(&request);
         let (parts, body) = request.into_parts();
         let (reader, body) = if is_left_alone {
-            (None, self.into_body.untouched(body))
+            (None, into_body.untouched(body, |body| Reader::new(body, bounds, None).1))
         } else {
-            let (reader, body) = Reader::new(body, &self.bounds, self.drain.clone());
-            (Some(reader), self.into_body.read_ahead(body))
+            let (reader, body) = Reader::new(body, bounds, drain.clone());
+            (Some(reader), into_body.read_ahead(body))
         };
         ReadAheadFuture::new(self.inner.call(Request::from_parts(parts, body)), reader)
     }
@@ -118,7 +115,7 @@ pub(super) fn is_left_alone<B: Body>(request: &Request<B>) -> bool {
     request.body().is_end_stream() || request.headers().contains_key(EXPECT)
 }
 
-impl_debug!([S: fmt::Debug, M] ReadAhead<S, M> { inner, bounds });
+impl_debug!([S: fmt::Debug, M] ReadAhead<S, M> { inner, layer });
 
 /// Keeps the name of a gRPC service, by which tonic routes its requests.
 #[cfg(feature = "tonic")]

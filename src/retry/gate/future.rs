@@ -8,7 +8,7 @@ use tower_service::Service;
 
 use super::layer::GateClosed;
 use super::signal::ReadGateSignal;
-use super::state::{Pass, Start, Waiter};
+use super::state::{Pass, Waiter};
 use crate::runtime::{Instant, Sleep, sleep};
 
 /// The future of [`Gate`](super::Gate).
@@ -67,8 +67,8 @@ fn poll_start(
             return Poll::Ready(Err(GateClosed::new(closed_for)));
         }
         let not_before = match waiter.start(now, cx.waker()) {
-            Start::Now(pass) => return Poll::Ready(Ok(pass)),
-            Start::NotBefore(time) => time,
+            Ok(pass) => return Poll::Ready(Ok(pass)),
+            Err(not_before) => not_before,
         };
         if left.is_some_and(|left| left.is_zero()) {
             return Poll::Ready(Err(GateClosed::new(closed_for)));

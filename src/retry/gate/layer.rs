@@ -50,22 +50,16 @@ impl<B> GateKey<Request<B>> for ByOrigin {
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct GateLayer<K = ByOrigin, R = HttpHint> {
-    config: GateConfig<K, R>,
-    gates: Arc<Gates>,
-}
-
-#[derive(Clone, Debug)]
-struct GateConfig<K, R> {
     key: K,
     reader: R,
     max_wait: Duration,
+    gates: Arc<Gates>,
 }
 
 impl GateLayer {
     /// Creates a layer with a gate per origin, which reads HTTP responses with [`HttpHint`].
     pub fn new() -> Self {
-        let config = GateConfig { key: ByOrigin, reader: HttpHint, max_wait: Duration::from_secs(60) };
-        Self { config, gates: Arc::default() }
+        Self { key: ByOrigin, reader: HttpHint, max_wait: Duration::from_secs(60), gates: Arc::default() }
     }
 }
 
@@ -80,14 +74,12 @@ impl<K, R> GateLayer<K, R> {
     ///
     /// The layer stores a hash of the key. If two keys have the same hash, their requests wait for each other.
     pub fn keyed_by<L>(self, key: L) -> GateLayer<L, R> {
-        let GateConfig { reader, max_wait, .. } = self.config;
-        GateLayer { config: GateConfig { key, reader, max_wait }, gates: self.gates }
+        GateLayer { key, reader: self.reader, max_wait: self.max_wait, gates: self.gates }
     }
 
     /// Sets the reader of the responses, `Fn(&Response) -> GateSignal`.
     pub fn with_reader<Q>(self, reader: Q) -> GateLayer<K, Q> {
-        let GateConfig { key, max_wait, .. } = self.config;
-        GateLayer { config: GateConfig { key, reader, max_wait }, gates: self.gates }
+        GateLayer { key: self.key, reader, max_wait: self.max_wait, gates: self.gates }
     }
 
     /// Sets the maximum wait of a request. The default is one minute.
@@ -95,7 +87,7 @@ impl<K, R> GateLayer<K, R> {
     /// A request that would wait longer fails with [`GateClosed`]. The request fails at once if the gate stays closed
     /// for longer.
     pub const fn max_wait(mut self, max_wait: Duration) -> Self {
-        self.config.max_wait = max_wait;
+        self.max_wait = max_wait;
         self
     }
 }
@@ -104,7 +96,7 @@ impl<S, K: Clone, R: Clone> Layer<S> for GateLayer<K, R> {
     type Service = Gate<S, K, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        Gate { inner, config: self.config.clone(), gates: Arc::clone(&self.gates) }
+        Gate { inner, layer: self.clone() }
     }
 }
 
@@ -123,8 +115,7 @@ impl<S, K: Clone, R: Clone> Layer<S> for GateLayer<K, R> {
 #[derive(Clone, Debug)]
 pub struct Gate<S, K = ByOrigin, R = HttpHint> {
     inner: S,
-    config: GateConfig<K, R>,
-    gates: Arc<Gates>,
+    layer: GateLayer<K, R>,
 }
 
 impl<S, Request, K, R> Service<Request> for Gate<S, K, R>
@@ -142,15 +133,14 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let key = self.gates.hash(&self.config.key.key(&request));
-        let reader = self.config.reader.clone();
-        match self.gates.arrive(key) {
-            Ok(pass) => GateFuture::start(self.inner.call(request), pass, reader),
+        let GateLayer { key, reader, max_wait, gates } = &self.layer;
+        match gates.arrive(gates.hash(&key.key(&request))) {
+            Ok(pass) => GateFuture::start(self.inner.call(request), pass, reader.clone()),
             Err(waiter) => {
                 // A waiting request holds no readiness of the inner service. The instance that `poll_ready` made ready
                 // goes: it may hold a permit, for which the request would wait later without end.
                 self.inner = self.inner.clone();
-                GateFuture::wait(self.inner.clone(), request, waiter, self.config.max_wait, reader)
+                GateFuture::wait(self.inner.clone(), request, waiter, *max_wait, reader.clone())
             }
         }
     }

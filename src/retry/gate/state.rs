@@ -100,13 +100,6 @@ pub(super) struct Waiter {
     arrival: u64,
 }
 
-/// The result of asking for a start.
-pub(super) enum Start {
-    Now(Pass),
-    /// Not before this time, except if the waker is called.
-    NotBefore(Instant),
-}
-
 impl Gates {
     pub(super) fn hash(&self, key: &impl Hash) -> u64 {
         self.hasher.hash_one(key)
@@ -126,7 +119,7 @@ impl Gates {
             Err(arrival)
         });
         match start {
-            Ok(started) => Ok(Pass { gates: Arc::clone(self), key, started: Some(started) }),
+            Ok(started) => Ok(Pass::new(self, key, started)),
             Err(arrival) => Err(Waiter { gates: Arc::clone(self), key, arrival }),
         }
     }
@@ -326,7 +319,7 @@ impl OneGate {
 
 impl Waiter {
     /// Asks for a start. The waker is called when the request may start earlier than the returned time.
-    pub(super) fn start(&self, now: Instant, waker: &Waker) -> Start {
+    pub(super) fn start(&self, now: Instant, waker: &Waker) -> Result<Pass, Instant> {
         let (start, wakers) = self.gates.with(|gates| {
             let gate = gates.gate(self.key, now);
             let mut wakers = gate.start_next(now);
@@ -345,13 +338,7 @@ impl Waiter {
             (Ok(start), wakers)
         });
         wakers.into_iter().for_each(Waker::wake);
-        match start {
-            Ok(started) => {
-                let started = Some(started);
-                Start::Now(Pass { gates: Arc::clone(&self.gates), key: self.key, started })
-            }
-            Err(not_before) => Start::NotBefore(not_before),
-        }
+        start.map(|started| Pass::new(&self.gates, self.key, started))
     }
 
     /// Returns how long the gate stays closed.
@@ -378,6 +365,10 @@ impl Drop for Waiter {
 }
 
 impl Pass {
+    fn new(gates: &Arc<Gates>, key: u64, started: Started) -> Self {
+        Self { gates: Arc::clone(gates), key, started: Some(started) }
+    }
+
     /// Applies what the response says.
     pub(super) fn finish(mut self, signal: GateSignal) {
         self.end(Some(signal));
