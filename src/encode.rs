@@ -298,8 +298,8 @@ impl<T: EncodeKey> EncodeKey for Option<T> {
 }
 
 macro_rules! pointers {
-    ($($pointer:ty),+) => {$(
-        impl<T: EncodeKey + ?Sized> EncodeKey for $pointer {
+    ($([$($bound:tt)+] $pointer:ty,)+) => {$(
+        impl<T: EncodeKey + $($bound)+> EncodeKey for $pointer {
             fn encode(&self, key: &mut KeyWriter) {
                 (**self).encode(key);
             }
@@ -312,17 +312,11 @@ macro_rules! pointers {
     )+};
 }
 
-pointers!(&T, Box<T>, Arc<T>);
-
-impl<T: EncodeKey + ToOwned + ?Sized> EncodeKey for Cow<'_, T> {
-    fn encode(&self, key: &mut KeyWriter) {
-        (**self).encode(key);
-    }
-
-    #[inline]
-    fn hash_key(&self, hasher: &mut dyn Hasher) {
-        (**self).hash_key(hasher);
-    }
+pointers! {
+    [?Sized] &T,
+    [?Sized] Box<T>,
+    [?Sized] Arc<T>,
+    [ToOwned + ?Sized] Cow<'_, T>,
 }
 
 /// A tuple within a tuple is in parentheses.

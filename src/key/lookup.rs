@@ -8,6 +8,8 @@ use pin_project::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::sync::POLLED_AFTER_COMPLETION;
+
 /// Looks up a key with an async function, for example a user in a database.
 ///
 /// Extractors are synchronous, so an asynchronous lookup needs this layer outside of the rate limiter. The layer
@@ -172,7 +174,5 @@ where
         }
     }
 }
-
-const POLLED_AFTER_COMPLETION: &str = "`LookupFuture` polled after completion";
 
 impl_debug!([B, S: Service<Request<B>>, L] LookupFuture<B, S, L> {});

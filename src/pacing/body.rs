@@ -194,8 +194,4 @@ impl<B: From<Bytes>> From<Bytes> for PacedBody<B> {
     }
 }
 
-impl<B> fmt::Debug for PacedBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PacedBody").field("is_paced", &self.pace.is_some()).finish_non_exhaustive()
-    }
-}
+impl_debug!([B] PacedBody<B> {});

@@ -1,6 +1,6 @@
 //! Concurrent calls, and calls that are dropped.
 
-use std::future::{Future, poll_fn};
+use std::future::{Future as _, poll_fn};
 use std::iter;
 use std::task::Poll;
 use std::time::Duration;
@@ -26,15 +26,11 @@ pub(super) const ROUNDS: u64 = 4;
 const THREADS: usize = 4;
 
 /// Concurrent calls with one limit admit exactly the quota, in each of several periods.
-pub(super) async fn check_one_limit<L, F>(
-    make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
+pub(super) async fn check_one_limit<L: Limiter<TestKey>>(
+    make: &mut impl AsyncFnMut(StoreLimits<TestKey>, ManualClock) -> Result<L, Error>,
     random: &mut Random,
     report: &mut StoreReport,
-) -> Result<(), Violation>
-where
-    L: Limiter<TestKey>,
-    F: Future<Output = Result<L, Error>>,
-{
+) -> Result<(), Violation> {
     let (quota, clock) = (5 + random.below(20), ManualClock::new());
     let limit =
         Limit::new("one", Gcra::new(Quota::new(quota, Duration::from_secs(10)))).keyed_by(|key: &TestKey| key.user);
@@ -60,15 +56,11 @@ const KEY: TestKey = TestKey { user: 0, team: 0, tier: 0 };
 
 /// Concurrent calls with two limits, of which the second is shared: all limits are charged for an allowed call, and none
 /// for a denied one.
-pub(super) async fn check_two_limits<L, F>(
-    make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
+pub(super) async fn check_two_limits<L: Limiter<TestKey>>(
+    make: &mut impl AsyncFnMut(StoreLimits<TestKey>, ManualClock) -> Result<L, Error>,
     random: &mut Random,
     report: &mut StoreReport,
-) -> Result<(), Violation>
-where
-    L: Limiter<TestKey>,
-    F: Future<Output = Result<L, Error>>,
-{
+) -> Result<(), Violation> {
     let (each, all) = (6 + random.below(6), 14 + random.below(20));
     let window = |limit| FixedWindow::new(Quota::new(limit, Duration::from_secs(60)));
     let limits = (
@@ -107,14 +99,10 @@ where
 }
 
 /// A call that is dropped after its first step charges its cost or nothing, and blocks no other call.
-pub(super) async fn check_dropped_calls<L, F>(
-    make: &mut impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
+pub(super) async fn check_dropped_calls<L: Limiter<TestKey>>(
+    make: &mut impl AsyncFnMut(StoreLimits<TestKey>, ManualClock) -> Result<L, Error>,
     seed: u64,
-) -> Result<(), Violation>
-where
-    L: Limiter<TestKey>,
-    F: Future<Output = Result<L, Error>>,
-{
+) -> Result<(), Violation> {
     const QUOTA: u64 = 100;
     let quota = Quota::new(QUOTA, Duration::from_secs(60));
     let limit = Limit::new("one", FixedWindow::new(quota)).keyed_by(|key: &TestKey| key.user);

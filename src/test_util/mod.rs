@@ -155,6 +155,7 @@ where
     L: Limiter<TestKey>,
     F: Future<Output = Result<L, Error>>,
 {
+    let mut make = async |limits, clock| make(limits, clock).await;
     let mut report = StoreReport::default();
     for seed in 0..traces::TRACES {
         let trace = traces::Trace::new(seed)?;

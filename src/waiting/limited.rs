@@ -23,26 +23,18 @@ struct Admission<L, Key, Item> {
     wait: Option<LimiterFuture<Decision>>,
 }
 
-/// The cost of an item.
-enum CostOf<Item> {
-    Fixed(Costs),
-    By(Box<dyn Fn(&Item) -> Costs + Send + Sync>),
-}
+/// Returns the cost of an item.
+type CostOf<Item> = Box<dyn Fn(&Item) -> Costs + Send + Sync>;
 
 impl<L: Limiter<Key>, Key: Hash + Send + Sync + 'static, Item> Admission<L, Key, Item> {
     fn new(limiter: L, key: Key) -> Self {
-        Self { caller: Caller::new(limiter, key), cost: CostOf::Fixed(Costs::from(1)), wait: None }
+        Self { caller: Caller::new(limiter, key), cost: Box::new(|_| Costs::from(1)), wait: None }
     }
 
     /// Waits until the limiter allows the item.
     fn poll(&mut self, item: &Item, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let wait = self.wait.get_or_insert_with(|| {
-            let cost = match &self.cost {
-                CostOf::Fixed(cost) => *cost,
-                CostOf::By(cost_of) => cost_of(item),
-            };
-            self.caller.until_ready(AcquireOptions::from(cost))
-        });
+        let ask = || self.caller.until_ready(AcquireOptions::from((self.cost)(item)));
+        let wait = self.wait.get_or_insert_with(ask);
         let decision = ready!(Pin::new(wait).poll(cx));
         self.wait = None;
         Poll::Ready(match decision? {
@@ -92,16 +84,16 @@ impl<S: Stream, L: Limiter<Key>, Key: Hash + Send + Sync + 'static> LimitedStrea
     }
 
     /// Sets the cost of each item: a number, or [`Costs`] in units.
-    pub fn cost(mut self, cost: impl Into<Costs>) -> Self {
-        self.admission.cost = CostOf::Fixed(cost.into());
-        self
+    pub fn cost(self, cost: impl Into<Costs>) -> Self {
+        let cost = cost.into();
+        self.cost_by(move |_| cost)
     }
 
     /// Sets the cost of each item by the item: its bytes, for example.
     ///
     /// An item that costs more than the limit's burst is an error.
     pub fn cost_by<C: Into<Costs>>(mut self, cost: impl Fn(&S::Item) -> C + Send + Sync + 'static) -> Self {
-        self.admission.cost = CostOf::By(Box::new(move |item| cost(item).into()));
+        self.admission.cost = Box::new(move |item| cost(item).into());
         self
     }
 }
@@ -127,11 +119,7 @@ impl<S: Stream, L: Limiter<Key>, Key: Hash + Send + Sync + 'static> Stream for L
     }
 }
 
-impl<S: Stream, L, Key> fmt::Debug for LimitedStream<S, L, Key> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitedStream").field("is_waiting", &self.waiting.is_some()).finish_non_exhaustive()
-    }
-}
+impl_debug!([S: Stream, L, Key] LimitedStream<S, L, Key> {});
 
 /// A sink that passes an item on when the limiter allows it: the sending half of a WebSocket, for example.
 ///
@@ -172,16 +160,16 @@ impl<S: Sink<Item>, L: Limiter<Key>, Key: Hash + Send + Sync + 'static, Item> Li
     }
 
     /// Sets the cost of each item: a number, or [`Costs`] in units.
-    pub fn cost(mut self, cost: impl Into<Costs>) -> Self {
-        self.admission.cost = CostOf::Fixed(cost.into());
-        self
+    pub fn cost(self, cost: impl Into<Costs>) -> Self {
+        let cost = cost.into();
+        self.cost_by(move |_| cost)
     }
 
     /// Sets the cost of each item by the item: its bytes, for example.
     ///
     /// An item that costs more than the limit's burst is an error.
     pub fn cost_by<C: Into<Costs>>(mut self, cost: impl Fn(&Item) -> C + Send + Sync + 'static) -> Self {
-        self.admission.cost = CostOf::By(Box::new(move |item| cost(item).into()));
+        self.admission.cost = Box::new(move |item| cost(item).into());
         self
     }
 
@@ -225,11 +213,7 @@ impl<S: Sink<Item>, L: Limiter<Key>, Key: Hash + Send + Sync + 'static, Item> Si
     }
 }
 
-impl<S, L, Key, Item> fmt::Debug for LimitedSink<S, L, Key, Item> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LimitedSink").field("is_waiting", &self.waiting.is_some()).finish_non_exhaustive()
-    }
-}
+impl_debug!([S, L, Key, Item] LimitedSink<S, L, Key, Item> {});
 
 /// The error of a [`LimitedSink`].
 #[derive(Debug)]

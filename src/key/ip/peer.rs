@@ -47,10 +47,16 @@ impl<B> PeerAddress<Request<B>> for FromExtensions {
     #[inline]
     fn peer_address(&self, request: &Request<B>) -> Option<IpAddr> {
         let extensions = request.extensions();
-        // axum's address is borrowed: only its IP address is copied.
-        let borrowed = axum_peer(extensions).map(SocketAddr::ip);
-        let copied = || tonic_peer(extensions).map(|address| address.ip());
-        borrowed.or_else(copied).or_else(|| extensions.get::<SocketAddr>().map(SocketAddr::ip))
+        #[cfg(feature = "axum")]
+        if let Some(address) = axum_peer(extensions) {
+            // axum's address is borrowed: only its IP address is copied.
+            return Some(address.ip());
+        }
+        #[cfg(feature = "tonic")]
+        if let Some(address) = tonic_peer(extensions) {
+            return Some(address.ip());
+        }
+        extensions.get::<SocketAddr>().map(SocketAddr::ip)
     }
 
     fn is_forwarded(&self, request: &Request<B>) -> bool {
@@ -75,35 +81,19 @@ fn mock_addr(extensions: &Extensions) -> Option<&SocketAddr> {
     extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| &info.0)
 }
 
-#[cfg(not(feature = "axum"))]
-fn axum_peer(_: &Extensions) -> Option<&SocketAddr> {
-    None
-}
-
 #[cfg(feature = "tonic")]
 fn tonic_peer(extensions: &Extensions) -> Option<SocketAddr> {
     use tonic::transport::server::TcpConnectInfo;
 
-    let plain = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    plain.or_else(|| tls_peer(extensions))
-}
+    let peer = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+    // tonic's own TLS inserts `TcpConnectInfo` as well. A server that passes TLS streams to tonic inserts this one only.
+    #[cfg(feature = "tonic-tls")]
+    let peer = peer.or_else(|| {
+        use tonic::transport::server::TlsConnectInfo;
 
-#[cfg(not(feature = "tonic"))]
-fn tonic_peer(_: &Extensions) -> Option<SocketAddr> {
-    None
-}
-
-/// tonic's own TLS inserts `TcpConnectInfo` as well. A server that passes TLS streams to tonic inserts this type only.
-#[cfg(feature = "tonic-tls")]
-fn tls_peer(extensions: &Extensions) -> Option<SocketAddr> {
-    use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
-
-    extensions.get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref().remote_addr()
-}
-
-#[cfg(all(feature = "tonic", not(feature = "tonic-tls")))]
-fn tls_peer(_: &Extensions) -> Option<SocketAddr> {
-    None
+        extensions.get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref().remote_addr()
+    });
+    peer
 }
 
 #[cold]

@@ -2,6 +2,7 @@ use http::{HeaderMap, header};
 
 use super::cookie::is_token;
 use crate::key::MissingKey;
+use crate::key::request::only_value;
 
 /// A scheme of the header `Authorization`, with the reasons for a missing key.
 pub(super) struct Scheme {
@@ -18,15 +19,11 @@ impl Scheme {
     /// A value other than a scheme, a space and credentials is malformed, and therefore unusable: an application may
     /// still find credentials in it.
     pub(super) fn credentials<'a>(&self, headers: &'a HeaderMap) -> Result<&'a [u8], MissingKey> {
-        let mut lines = headers.get_all(header::AUTHORIZATION).iter();
-        let value = match (lines.next(), lines.next()) {
-            (Some(line), None) => line.as_bytes().trim_ascii(),
-            (Some(_), Some(_)) => return Err(unusable("is repeated")),
-            (None, _) => return Err(absent(self.missing)),
+        let value = match only_value(headers, &header::AUTHORIZATION) {
+            Err(missing) if !missing.is_unusable() => return Err(absent(self.missing)),
+            found => found?,
         };
-        let Some(space) = value.iter().position(|byte| *byte == b' ') else {
-            return Err(unusable(if value.is_empty() { "is empty" } else { self.malformed }));
-        };
+        let Some(space) = value.iter().position(|byte| *byte == b' ') else { return Err(self.malformed()) };
         let (scheme, credentials) = (&value[..space], value[space..].trim_ascii());
         if scheme.eq_ignore_ascii_case(self.name.as_bytes()) {
             let is_one_word = !credentials.iter().any(u8::is_ascii_whitespace);
