@@ -25,7 +25,7 @@ pub(crate) const SLOW: BenchQuota = BenchQuota { limit: 1, seconds: 1, burst: 1_
 
 /// All contestants, with the same quota.
 pub(crate) struct Contestants<K: Key> {
-    ours: Memory<K, Gcra, foldhash::quality::RandomState>,
+    ours: Memory<K, Gcra>,
     baseline: Baseline<SystemClock>,
     /// The baseline with the cheapest clock.
     baseline_raw: Baseline<RawClock>,
@@ -37,11 +37,7 @@ impl<K: Key> Contestants<K> {
         let (interval, burst) = (quota.interval(), u64::from(quota.burst));
         let rate = Quota::new(quota.limit, Duration::from_secs(quota.seconds));
         Self {
-            ours: Memory::builder(Gcra::new(rate).burst(burst))
-                .max_keys(keys.max(10_000))
-                .hasher(foldhash::quality::RandomState::default())
-                .build()
-                .expect("a limiter"),
+            ours: Memory::builder(Gcra::new(rate).burst(burst)).max_keys(keys.max(10_000)).build().expect("a limiter"),
             baseline: Baseline::new(keys.max(10_000), interval, interval * burst, SystemClock::new()),
             baseline_raw: Baseline::new(keys.max(10_000), interval, interval * burst, RawClock::new()),
             peers: Peers::new(keys, quota),
@@ -159,11 +155,10 @@ pub(crate) fn run(harness: &mut Harness) {
     clocks(harness);
 }
 
-pub(crate) fn decide<'a, K, L, S>(name: &'static str, limiter: &'a Memory<K, L, S>, keys: &'a [K]) -> Contestant<'a>
+pub(crate) fn decide<'a, K, L>(name: &'static str, limiter: &'a Memory<K, L>, keys: &'a [K]) -> Contestant<'a>
 where
     K: Sync,
-    L: MemoryLimits<K, S>,
-    S: Send + Sync,
+    L: MemoryLimits<K>,
 {
     Contestant::new(name, move |thread| {
         let mut sequence = KeySequence::new(keys.len(), thread);

@@ -20,9 +20,9 @@ mod redis {
 }
 
 pub use self::custom::{IntoStoreLimits, StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
-pub use self::memory::{DefaultHashBuilder, KeyId, MemoryLimits, TopKey, Usage};
 #[allow(unused_imports, reason = "few features use them, and the documentation links to them")]
 pub(crate) use self::memory::{DynLimit, Memory};
+pub use self::memory::{KeyId, MemoryLimits, TopKey, Usage};
 #[cfg(feature = "redis-cell")]
 pub use self::redis::RedisCellBuilder;
 #[cfg(all(any(test, fuzzing), feature = "redis"))]

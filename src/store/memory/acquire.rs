@@ -16,14 +16,13 @@ use crate::error::Error;
 use crate::limiter::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::store::inner::{HeldEntry, ReleaseOnDrop, capacity_released, limit_id};
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
     /// Decides what the fast path does not handle: holds, for example.
     #[inline(never)]
-    fn acquire_slow(&self, context: &AcquireContext<'_, Key, S>, not_decided: NotDecided) -> Result<Outcome, Error>
+    fn acquire_slow(&self, context: &AcquireContext<'_, Key>, not_decided: NotDecided) -> Result<Outcome, Error>
     where
         Key: 'static,
         L: 'static,
-        S: Send + Sync + 'static,
     {
         let (key, options) = (context.key, &context.options);
         self.check_units(options)?;
@@ -64,7 +63,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 
     /// Checks that a limit names each unit of the options.
     pub(super) fn check_units(&self, options: &AcquireOptions) -> Result<(), Error> {
-        options.check_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit))
+        options.check_units(|visit| visit_units::<Key, L>(&self.shared.tables, visit))
     }
 
     /// Returns the guard of what the limits hold.
@@ -72,9 +71,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     where
         Key: 'static,
         L: 'static,
-        S: Send + Sync + 'static,
     {
-        let store = Arc::<Shared<Key, L, S>>::clone(&self.shared);
+        let store = Arc::<Shared<Key, L>>::clone(&self.shared);
         let mut held = Held::of_store(options.hold.then_some(options.cost), store);
         for entry in entries {
             held.add(*entry);
@@ -95,13 +93,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     where
         Key: 'static,
         L: 'static,
-        S: Send + Sync + 'static,
     {
         if held.is_empty() || !decision.is_allowed() {
             return decision.into();
         }
         if options.hold {
-            held = held.with_units(options.costs(), |visit| visit_units::<Key, L, S>(&self.shared.tables, visit));
+            held = held.with_units(options.costs(), |visit| visit_units::<Key, L>(&self.shared.tables, visit));
         }
         if let Some(request) = charged_for {
             let (shared, costs) = (Arc::clone(&self.shared), options.costs());
@@ -118,21 +115,21 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 }
 
 #[allow(clippy::redundant_closure_for_method_calls, reason = "a closure is for every lifetime")]
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
     /// Decides by a transaction, and charges or holds the cost. Returns the limits on which the cost is held as well.
-    pub(super) fn acquire(&self, context: &AcquireContext<'_, Key, S>) -> (Decision, Vec<HeldEntry>) {
+    pub(super) fn acquire(&self, context: &AcquireContext<'_, Key>) -> (Decision, Vec<HeldEntry>) {
         self.transact(context, |transaction| transaction.acquire())
             .unwrap_or_else(|| (Decision::without_limit(context.now, Verdict::ExceedsLimit), Vec::new()))
     }
 
     /// Decides by a transaction, and changes nothing.
-    pub(super) fn peek(&self, context: &AcquireContext<'_, Key, S>) -> Decision {
+    pub(super) fn peek(&self, context: &AcquireContext<'_, Key>) -> Decision {
         self.transact(context, |transaction| transaction.peek())
             .unwrap_or_else(|| Decision::without_limit(context.now, Verdict::ExceedsLimit))
     }
 
     /// Runs `decide` on the limits that apply. Always returns a value.
-    fn transact<T>(&self, context: &AcquireContext<'_, Key, S>, decide: fn(Transaction<'_>) -> T) -> Option<T> {
+    fn transact<T>(&self, context: &AcquireContext<'_, Key>, decide: fn(Transaction<'_>) -> T) -> Option<T> {
         let (mut decided, mut ended) = (None, Vec::new());
         L::with_parts(&self.tables, context, &mut |parts| {
             decided = Some(transact(parts, context.options, context.now, context.clock, &mut ended, decide));
@@ -143,7 +140,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
         decided
     }
 
-    pub(super) fn any_limit(&self, is_such: fn(&dyn TransactionLimit<Key, S>) -> bool) -> bool {
+    pub(super) fn any_limit(&self, is_such: fn(&dyn TransactionLimit<Key>) -> bool) -> bool {
         let mut any = false;
         L::for_each(&self.tables, &mut |limit| any |= is_such(limit));
         any
@@ -192,7 +189,7 @@ fn transact<T>(
     decide(Transaction::new(parts, steps, options, now, clock, ended))
 }
 
-fn visit_units<Key: ?Sized, L: MemoryLimits<Key, S>, S>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
+fn visit_units<Key: ?Sized, L: MemoryLimits<Key>>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
     L::for_each(tables, &mut |table| table.info().unit().into_iter().for_each(&mut *visit));
 }
 
@@ -204,11 +201,10 @@ pub(super) fn table_full(full: TableFull) -> Error {
     })
 }
 
-impl<Key, L, S> Limiter<Key> for Memory<Key, L, S>
+impl<Key, L> Limiter<Key> for Memory<Key, L>
 where
     Key: ?Sized + 'static,
-    L: MemoryLimits<Key, S> + 'static,
-    S: Send + Sync + 'static,
+    L: MemoryLimits<Key> + 'static,
 {
     #[inline]
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
@@ -234,7 +230,7 @@ where
         let add_all = |visit: &mut dyn FnMut(&str, bool)| {
             L::for_each(&self.shared.tables, &mut |limit| visit(limit.info().name().as_str(), limit.info().denies()));
         };
-        if limits.add_units(|visit| visit_units::<Key, L, S>(&self.shared.tables, visit)) || limits.add_all(add_all) {
+        if limits.add_units(|visit| visit_units::<Key, L>(&self.shared.tables, visit)) || limits.add_all(add_all) {
             return;
         }
         let context = self.context(key, AcquireOptions::default());

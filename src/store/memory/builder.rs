@@ -4,7 +4,7 @@ use std::io::Read;
 use std::marker::PhantomData;
 
 use super::clock::MemoryClock;
-use super::hasher::DefaultHashBuilder;
+use super::hasher::KeyHasher;
 use super::limiter::Memory;
 use super::limits::MemoryLimits;
 use super::save::{Restore, SavedCounts};
@@ -16,33 +16,23 @@ use crate::store::inner::CallId;
 
 /// Builds a [`Memory`] limiter.
 #[must_use = "a builder builds nothing by itself"]
-pub struct MemoryBuilder<Key: ?Sized, L, S = DefaultHashBuilder> {
+pub struct MemoryBuilder<Key: ?Sized, L> {
     limits: L,
     capacity: Capacity,
     clock: MemoryClock,
-    hasher: S,
+    hasher: KeyHasher,
     restore: Option<Restore>,
     max_ids: usize,
     key: PhantomData<fn(&Key)>,
 }
 
 impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
-    /// Creates a builder, as [`Memory::builder`] does. It also accepts limits for another hasher.
-    ///
-    /// ```
-    /// use std::hash::RandomState;
-    /// use tower_ratelimit::{DynLimit, Gcra, Limit, MemoryBuilder, Quota};
-    ///
-    /// let limits: Vec<DynLimit<str, RandomState>> = vec![DynLimit::new(Limit::new("api", Gcra::new(Quota::per_second(10))))];
-    /// let limiter = MemoryBuilder::new(limits).hasher(RandomState::new()).build()?;
-    /// # Ok::<(), tower_ratelimit::Error>(())
-    /// ```
-    pub fn new(limits: L) -> Self {
+    pub(super) fn new(limits: L) -> Self {
         Self {
             limits,
             capacity: Capacity::DEFAULT,
             clock: MemoryClock::default(),
-            hasher: DefaultHashBuilder::default(),
+            hasher: KeyHasher::default(),
             restore: None,
             max_ids: CallId::DEFAULT_MAX_IDS,
             key: PhantomData,
@@ -50,7 +40,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
     }
 }
 
-impl<Key: ?Sized, L, S> MemoryBuilder<Key, L, S> {
+impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
     /// Sets the number of keys that each limit can store, by default 100 000. A table grows with the keys in use, up to
     /// this number, and never shrinks. [Algorithms](crate::guide::choosing) lists the bytes of a key.
     ///
@@ -123,9 +113,9 @@ impl<Key: ?Sized, L, S> MemoryBuilder<Key, L, S> {
     /// let limiter = builder.hasher(RandomState::new()).build()?;
     /// # Ok::<(), tower_ratelimit::Error>(())
     /// ```
-    pub fn hasher<T>(self, hasher: T) -> MemoryBuilder<Key, L, T> {
-        let Self { limits, capacity, clock, restore, max_ids, .. } = self;
-        MemoryBuilder { limits, capacity, clock, hasher, restore, max_ids, key: PhantomData }
+    pub fn hasher(mut self, hasher: impl BuildHasher + Send + Sync + 'static) -> Self {
+        self.hasher = KeyHasher::Other(Box::new(hasher));
+        self
     }
 
     /// Restores the counts that a process before this one has [saved](Memory::save), with its seed of the hashes.
@@ -195,10 +185,9 @@ impl<Key: ?Sized, L, S> MemoryBuilder<Key, L, S> {
     /// Returns an error if the number of keys is zero or over 2^32, if a sliding log could take more than
     /// [`max_heap_bytes`](Self::max_heap_bytes), or if a limit's name is empty or not unique. Also returns the errors of
     /// [`restore`](Self::restore).
-    pub fn build(self) -> Result<Memory<Key, L, S>, Error>
+    pub fn build(self) -> Result<Memory<Key, L>, Error>
     where
-        L: MemoryLimits<Key, S>,
-        S: BuildHasher + 'static,
+        L: MemoryLimits<Key>,
     {
         const MAX: u64 = 1 << 32;
         CallId::check_max_ids(self.max_ids)?;
@@ -214,13 +203,13 @@ impl<Key: ?Sized, L, S> MemoryBuilder<Key, L, S> {
         let tables = self.limits.build(self.capacity)?;
         let mut hasher = self.hasher;
         if let Some(restore) = self.restore {
-            restore.fill::<Key, L, S>(&tables, &mut hasher, read_clock(&self.clock))?;
+            restore.fill::<Key, L>(&tables, &mut hasher, read_clock(&self.clock))?;
         }
         Ok(Memory::from_parts(tables, self.clock, hasher, self.max_ids))
     }
 }
 
-impl<Key: ?Sized, L, S> fmt::Debug for MemoryBuilder<Key, L, S> {
+impl<Key: ?Sized, L> fmt::Debug for MemoryBuilder<Key, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryBuilder").field("max_keys", &self.capacity.max_keys).finish_non_exhaustive()
     }

@@ -79,9 +79,9 @@ impl<'p> PlainChain<'p> {
 
 /// Charges limits of any types in the plain case, or holds. `None`, with nothing charged or held, leaves the request to the transaction.
 // Row "memory Vec of two limits" of benches/figures.md: the transaction takes four times as long.
-pub(super) fn try_parts<Key: ?Sized, S>(
+pub(super) fn try_parts<Key: ?Sized>(
     parts: Option<&PartList<'_>>,
-    context: &AcquireContext<'_, Key, S>,
+    context: &AcquireContext<'_, Key>,
     held: Option<&mut Held>,
 ) -> Option<Decision> {
     let parts = parts?;

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::limiter::Outcome;
 use crate::store::inner::{CallId, HeldCharge, HeldEntry};
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
     /// Holds the cost under an id, unless the id is remembered.
     pub(super) fn hold_with_id(&self, key: &Key, options: AcquireOptions, reserve: CallId) -> Result<Outcome, Error> {
         reserve.check()?;
@@ -131,7 +131,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
 
     /// Returns where the id of a key is recorded: under the sub-keys of all limits that apply to the key. `None` if there
     /// are none.
-    fn record_key(&self, context: &AcquireContext<'_, Key, S>, call_id: CallId) -> Option<RecordKey> {
+    fn record_key(&self, context: &AcquireContext<'_, Key>, call_id: CallId) -> Option<RecordKey> {
         let hash = self.shared().reservations.hash(call_id.is_hold(), |visit| {
             L::for_each(&self.shared().tables, &mut |limit| {
                 limit.with_part(context, &mut |part| visit(part.table_id(), part.key_hash()));
@@ -167,7 +167,7 @@ impl ChargedFor {
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
     /// Charges the holds with an id that have expired.
     #[inline]
     pub(super) fn end_due(&self) {

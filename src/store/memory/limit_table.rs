@@ -1,5 +1,5 @@
 use std::any::Any;
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::time::Duration;
 
 use super::part::{LimitPart, Part};
@@ -89,7 +89,7 @@ impl<C: AlgorithmSelector, P: 'static> KeyedTable<C, P> {
 
     /// Returns the fingerprint of the sub-key, `None` if the limit does not apply.
     #[inline]
-    pub(super) fn key_hash<Key: ?Sized>(&self, context: &AcquireContext<'_, Key, impl BuildHasher>) -> Option<u64>
+    pub(super) fn key_hash<Key: ?Sized>(&self, context: &AcquireContext<'_, Key>) -> Option<u64>
     where
         P: SubKeyOf<Key>,
         P::SubKey: Hash,
@@ -107,9 +107,9 @@ impl<C: AlgorithmSelector, P: 'static> KeyedTable<C, P> {
     }
 
     /// Decides alone, if it needs no transaction.
-    pub(super) fn try_complete_alone<Key, S>(
+    pub(super) fn try_complete_alone<Key>(
         &self,
-        context: &AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key>,
         held: Option<&mut Held>,
     ) -> Option<Decision>
     where
@@ -117,7 +117,6 @@ impl<C: AlgorithmSelector, P: 'static> KeyedTable<C, P> {
         C: SelectAlgorithm<Key>,
         P: SubKeyOf<Key> + Send + Sync + 'static,
         P::SubKey: Hash,
-        S: BuildHasher,
     {
         if !context.options.hold && self.table.is_plain {
             return plain::try_complete(self, context);
@@ -228,12 +227,11 @@ impl<C: AlgorithmSelector> LimitTable<C> {
     }
 }
 
-impl<Key: ?Sized, C, P, S> TransactionLimit<Key, S> for KeyedTable<C, P>
+impl<Key: ?Sized, C, P> TransactionLimit<Key> for KeyedTable<C, P>
 where
     C: SelectAlgorithm<Key>,
     P: SubKeyOf<Key>,
     P::SubKey: Hash,
-    S: BuildHasher,
 {
     fn as_any(&self) -> &dyn Any {
         self
@@ -243,17 +241,17 @@ where
         &self.table
     }
 
-    fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
+    fn try_acquire(&self, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided> {
         plain::try_acquire(self, context)
     }
 
-    fn try_complete(&self, context: &AcquireContext<'_, Key, S>, held: Option<&mut Held>) -> Option<Decision> {
+    fn try_complete(&self, context: &AcquireContext<'_, Key>, held: Option<&mut Held>) -> Option<Decision> {
         self.try_complete_alone(context, held)
     }
 
-    fn with_part(&self, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&dyn Part)) -> bool {
-        let part = LimitPart::new(self, context);
-        part.map(|part| f(&part)).is_some()
+    fn with_part(&self, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(&dyn Part)) -> bool {
+        let hash = self.key_hash(context);
+        hash.map(|hash| f(&LimitPart::new(self, context, hash))).is_some()
     }
 
     fn saved_names(&self) -> SavedNames {

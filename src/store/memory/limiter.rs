@@ -1,11 +1,11 @@
 use std::fmt;
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::builder::MemoryBuilder;
 use super::clock::MemoryClock;
-use super::hasher::DefaultHashBuilder;
+use super::hasher::KeyHasher;
 use super::limits::MemoryLimits;
 use super::part::Part;
 use super::replace::DynLimit;
@@ -108,26 +108,23 @@ use crate::store::inner::capacity_added;
 /// }
 /// # let _ = limiters();
 /// ```
-///
-/// `S` is the type of the [hasher](MemoryBuilder::hasher). It is a parameter because a decision on one hot key takes 1.1
-/// times as long with a hasher that is chosen at run time.
-pub struct Memory<Key, L = Vec<DynLimit<Key>>, S = DefaultHashBuilder>
+pub struct Memory<Key, L = Vec<DynLimit<Key>>>
 where
     Key: ?Sized,
-    L: MemoryLimits<Key, S>,
+    L: MemoryLimits<Key>,
 {
-    pub(super) shared: Arc<Shared<Key, L, S>>,
+    pub(super) shared: Arc<Shared<Key, L>>,
 }
 
-pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key, S>, S> {
+pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key>> {
     pub(super) tables: L::Tables,
     pub(super) clock: MemoryClock,
-    hasher: S,
+    hasher: KeyHasher,
     pub(super) reservations: Reservations,
     key: PhantomData<fn(&Key)>,
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, DefaultHashBuilder>> Memory<Key, L> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
     /// For how many keys each limit has capacity unless [`max_keys`](MemoryBuilder::max_keys) says otherwise: 100 000.
     pub const DEFAULT_MAX_KEYS: usize = Capacity::DEFAULT.max_keys;
 
@@ -172,13 +169,13 @@ where
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
-    pub(super) fn from_parts(tables: L::Tables, clock: MemoryClock, hasher: S, max_ids: usize) -> Self {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
+    pub(super) fn from_parts(tables: L::Tables, clock: MemoryClock, hasher: KeyHasher, max_ids: usize) -> Self {
         let reservations = Reservations::new(max_ids);
         Self { shared: Arc::new(Shared { tables, clock, hasher, reservations, key: PhantomData }) }
     }
 
-    pub(super) fn shared(&self) -> &Shared<Key, L, S> {
+    pub(super) fn shared(&self) -> &Shared<Key, L> {
         &self.shared
     }
 
@@ -186,7 +183,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         &self.shared.tables
     }
 
-    pub(super) fn hasher(&self) -> &S {
+    pub(super) fn hasher(&self) -> &KeyHasher {
         &self.shared.hasher
     }
 
@@ -196,7 +193,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     }
 
     #[inline]
-    pub(super) fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key, S> {
+    pub(super) fn context<'a>(&'a self, key: &'a Key, options: AcquireOptions) -> AcquireContext<'a, Key> {
         self.context_at(key, options, self.now())
     }
 
@@ -206,7 +203,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
         key: &'a Key,
         options: AcquireOptions,
         now: Timestamp,
-    ) -> AcquireContext<'a, Key, S> {
+    ) -> AcquireContext<'a, Key> {
         let Shared { hasher, clock, .. } = &*self.shared;
         AcquireContext { hasher, key, now, options, clock, charge_before: None }
     }
@@ -273,7 +270,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     }
 
     /// Runs `f` on the limit with this name.
-    fn in_limit<T>(&self, limit: &str, f: impl FnOnce(&dyn TransactionLimit<Key, S>) -> T) -> Result<T, Error> {
+    fn in_limit<T>(&self, limit: &str, f: impl FnOnce(&dyn TransactionLimit<Key>) -> T) -> Result<T, Error> {
         let (mut f, mut result) = (Some(f), None);
         L::for_each(&self.shared.tables, &mut |table| {
             if table.info().name().as_str() == limit {
@@ -287,7 +284,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     pub(super) fn in_limit_of<T>(
         &self,
         limit: &str,
-        context: &AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key>,
         f: impl FnOnce(&dyn Part) -> T,
     ) -> Result<T, Error> {
         let (mut f, mut result) = (Some(f), None);
@@ -328,7 +325,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Memory<Key, L, S> {
     }
 }
 
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<Key, S>>, S> {
+impl<Key: ?Sized + 'static> Memory<Key, Vec<DynLimit<Key>>> {
     /// Replaces the limits. Every decision that starts after the call uses the new limits.
     ///
     /// A limit takes over the table of a previous one if the name, the type of the algorithm and the type of the
@@ -343,20 +340,20 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> Memory<Key, Vec<DynLimit<K
     /// # Errors
     ///
     /// Returns the errors of [`MemoryBuilder::build`]. The limits then stay unchanged.
-    pub fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
+    pub fn replace(&self, limits: Vec<DynLimit<Key>>) -> Result<(), Error> {
         self.shared.tables.replace(limits)?;
         capacity_added();
         Ok(())
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Clone for Memory<Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Clone for Memory<Key, L> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> fmt::Debug for Memory<Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> fmt::Debug for Memory<Key, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").finish_non_exhaustive()
     }

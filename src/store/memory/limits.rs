@@ -1,10 +1,9 @@
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::ops::Deref;
 
 use super::chain::{self, PartList};
 use super::charged;
 use super::limit_table::KeyedTable;
-use super::part::LimitPart;
 use super::plain::{self, PlainLimit};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit, read_clock};
 use crate::algorithm::Algorithm as _;
@@ -24,41 +23,36 @@ use crate::store::inner::check_limits;
     note = "use an algorithm, `per_key(..)`, a `Limit`, a tuple of up to eight of these, or a `Vec<DynLimit<Key>>`; \
             their sub-keys must be `Hash`"
 )]
-pub trait MemoryLimits<Key: ?Sized, S>: Sized {
+pub trait MemoryLimits<Key: ?Sized>: Sized {
     /// The limits with their tables.
     type Tables: Send + Sync + 'static;
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error>;
 
     /// Decides on the fast path. An error charges nothing.
-    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided>;
 
     /// Decides what [`try_acquire`](Self::try_acquire) leaves, if it needs no transaction. Adds to `held` what the request
     /// holds; without it, leaves a hold to the transaction.
     fn try_complete(
         tables: &Self::Tables,
-        context: &AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key>,
         held: Option<&mut Held>,
     ) -> Option<Decision>;
 
     /// Runs `f` on the parts of the limits that apply, in their order.
-    fn with_parts(
-        tables: &Self::Tables,
-        context: &AcquireContext<'_, Key, S>,
-        f: &mut dyn FnMut(Option<&PartList<'_>>),
-    );
+    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(Option<&PartList<'_>>));
 
-    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>));
+    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>));
 }
 
-impl<Key, L, S> MemoryLimits<Key, S> for L
+impl<Key, L> MemoryLimits<Key> for L
 where
     Key: ?Sized,
     L: IntoLimit,
     L::Selector: SelectAlgorithm<Key>,
     L::SubKeyFn: SubKeyOf<Key>,
     <L::SubKeyFn as SubKeyOf<Key>>::SubKey: Hash,
-    S: BuildHasher,
 {
     type Tables = KeyedTable<L::Selector, L::SubKeyFn>;
 
@@ -70,30 +64,23 @@ where
 
     // Row "hot key" of benches/figures.md.
     #[inline(always)]
-    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided> {
         plain::try_acquire(tables, context)
     }
 
     fn try_complete(
         tables: &Self::Tables,
-        context: &AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
         tables.try_complete_alone(context, held)
     }
 
-    fn with_parts(
-        tables: &Self::Tables,
-        context: &AcquireContext<'_, Key, S>,
-        f: &mut dyn FnMut(Option<&PartList<'_>>),
-    ) {
-        match LimitPart::new(tables, context) {
-            Some(part) => f(Some(&PartList { part: &part, rest: None })),
-            None => f(None),
-        }
+    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(Option<&PartList<'_>>)) {
+        with_parts_of(&[tables as &dyn TransactionLimit<Key>], context, None, f);
     }
 
-    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
+    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>)) {
         f(tables);
     }
 }
@@ -104,7 +91,7 @@ macro_rules! charge_plain {
     ($all:literal, $tables:expr, $context:expr, $error:expr, $($limit:ident $keys:ident $charged:ident $index:tt),+) => {{
         // Functions of users run before any lock.
         #[allow(unused_mut, reason = "only requests of all kinds borrow")]
-        $(let mut $limit = PlainLimit::new::<$all, _, _, _>(&$tables.$index, $context).ok_or($error)?;)+
+        $(let mut $limit = PlainLimit::new::<$all, _, _>(&$tables.$index, $context).ok_or($error)?;)+
         $(let mut $keys = $limit.as_ref().map(|limit| limit.lock());)+
         let mut last = 0;
         $(last = last.max($keys.as_ref().map_or(0, |keys| keys.last_decided_at()));)+
@@ -137,10 +124,9 @@ macro_rules! charge_plain {
 
 macro_rules! tuple {
     ($count:literal: $($L:ident $limit:ident $keys:ident $charged:ident $index:tt),+) => {
-        impl<Key, S, $($L: IntoLimit),+> MemoryLimits<Key, S> for ($($L,)+)
+        impl<Key, $($L: IntoLimit),+> MemoryLimits<Key> for ($($L,)+)
         where
             Key: ?Sized,
-            S: BuildHasher,
             $(
                 $L::Selector: SelectAlgorithm<Key>,
                 $L::SubKeyFn: SubKeyOf<Key>,
@@ -160,7 +146,7 @@ macro_rules! tuple {
             #[inline(always)]
             fn try_acquire(
                 tables: &Self::Tables,
-                context: &AcquireContext<'_, Key, S>,
+                context: &AcquireContext<'_, Key>,
             ) -> Result<Decision, NotDecided> {
                 let options = context.options;
                 if options.detail == Detail::All || options.hold || options.has_units() {
@@ -193,7 +179,7 @@ macro_rules! tuple {
 
             fn try_complete(
                 tables: &Self::Tables,
-                context: &AcquireContext<'_, Key, S>,
+                context: &AcquireContext<'_, Key>,
                 mut held: Option<&mut Held>,
             ) -> Option<Decision> {
                 // Without holds: row "shadow" of benches/figures.md, 1.5 times as long by the chain.
@@ -212,13 +198,13 @@ macro_rules! tuple {
 
             fn with_parts(
                 tables: &Self::Tables,
-                context: &AcquireContext<'_, Key, S>,
+                context: &AcquireContext<'_, Key>,
                 f: &mut dyn FnMut(Option<&PartList<'_>>),
             ) {
-                with_parts_of(&[$(&tables.$index as &dyn TransactionLimit<Key, S>),+], context, None, f);
+                with_parts_of(&[$(&tables.$index as &dyn TransactionLimit<Key>),+], context, None, f);
             }
 
-            fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
+            fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>)) {
                 $(f(&tables.$index);)+
             }
         }
@@ -240,13 +226,13 @@ tuple!(8: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2
 
 /// Runs `f` on the parts of the `limits` that apply, and then of the `rest`.
 #[inline]
-pub(super) fn with_parts_of<'a, Key: ?Sized + 'a, S: 'a, L>(
+pub(super) fn with_parts_of<'a, Key: ?Sized + 'a, L>(
     limits: &[L],
-    context: &AcquireContext<'_, Key, S>,
+    context: &AcquireContext<'_, Key>,
     rest: Option<&PartList<'_>>,
     f: &mut dyn FnMut(Option<&PartList<'_>>),
 ) where
-    L: Deref<Target = dyn TransactionLimit<Key, S> + 'a>,
+    L: Deref<Target = dyn TransactionLimit<Key> + 'a>,
 {
     let Some((last, limits)) = limits.split_last() else { return f(rest) };
     let applies =

@@ -27,7 +27,6 @@ mod usage;
 mod when_full;
 
 pub use self::builder::MemoryBuilder;
-pub use self::hasher::DefaultHashBuilder;
 pub use self::limiter::Memory;
 pub use self::limits::MemoryLimits;
 pub use self::replace::DynLimit;

@@ -7,7 +7,7 @@
 // instead of 40 without, and "fixed_window" 25 instead of 22.5.
 
 use std::borrow::Borrow;
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::time::Duration;
 
 use super::charged::{Charged, alone};
@@ -27,45 +27,40 @@ use crate::store::inner::{HeldEntry, InLine, NearLimit, ShareRole, micros_floor}
 /// registers, and the decision is written once, where the caller needs it.
 // Without inlining, row "hot key" of benches/figures.md takes 1.55 times as long.
 #[inline(always)]
-pub(super) fn try_acquire<Key, C, P, S>(
+pub(super) fn try_acquire<Key, C, P>(
     limit: &KeyedTable<C, P>,
-    context: &AcquireContext<'_, Key, S>,
+    context: &AcquireContext<'_, Key>,
 ) -> Result<Decision, NotDecided>
 where
     Key: ?Sized,
     C: SelectAlgorithm<Key>,
     P: SubKeyOf<Key>,
     P::SubKey: Hash,
-    S: BuildHasher,
 {
     if context.options.hold || context.options.has_units() || !limit.table.is_plain {
         return Err(NotDecided::NotApplicable);
     }
     let hash = limit.key_hash(context).ok_or(NotDecided::NotApplicable)?;
-    PlainLimit::of::<false, _, _, _>(limit, context, hash).decide_present(context.now, context.clock)
+    PlainLimit::of::<false, _, _>(limit, context, hash).decide_present(context.now, context.clock)
 }
 
 /// Decides any request on one limit that decides by its states, on a present or absent key. `None` leaves the request to the
 /// transaction.
-pub(super) fn try_complete<Key, C, P, S>(
-    limit: &KeyedTable<C, P>,
-    context: &AcquireContext<'_, Key, S>,
-) -> Option<Decision>
+pub(super) fn try_complete<Key, C, P>(limit: &KeyedTable<C, P>, context: &AcquireContext<'_, Key>) -> Option<Decision>
 where
     Key: ?Sized,
     C: SelectAlgorithm<Key>,
     P: SubKeyOf<Key>,
     P::SubKey: Hash,
-    S: BuildHasher,
 {
     let hash = limit.key_hash(context)?;
-    PlainLimit::of::<false, _, _, _>(limit, context, hash).decide_any(context.now, context.clock)
+    PlainLimit::of::<false, _, _>(limit, context, hash).decide_any(context.now, context.clock)
 }
 
 /// Charges one limit with a mark, with units that are kept free, or in the shadow, or holds: see [`PlainLimit`].
-pub(super) fn try_alone<Key, C, P, S>(
+pub(super) fn try_alone<Key, C, P>(
     limit: &KeyedTable<C, P>,
-    context: &AcquireContext<'_, Key, S>,
+    context: &AcquireContext<'_, Key>,
     held: Option<&mut Held>,
 ) -> Option<Decision>
 where
@@ -73,10 +68,9 @@ where
     C: SelectAlgorithm<Key>,
     P: SubKeyOf<Key>,
     P::SubKey: Hash,
-    S: BuildHasher,
 {
     let options = &context.options;
-    let plain = PlainLimit::of::<true, _, _, _>(limit, context, limit.key_hash(context)?);
+    let plain = PlainLimit::of::<true, _, _>(limit, context, limit.key_hash(context)?);
     if plain.options.cost == 0 {
         return None;
     }
@@ -137,16 +131,15 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
     /// Returns `None` if the limit needs the transaction, and `Some(None)` if it does not apply to the key.
     #[inline(always)]
     #[allow(clippy::option_option, reason = "the outer one ends the plain case")]
-    pub(super) fn new<const ALL: bool, Key, P, S>(
+    pub(super) fn new<const ALL: bool, Key, P>(
         limit: &'a KeyedTable<C, P>,
-        context: &AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key>,
     ) -> Option<Option<Self>>
     where
         Key: ?Sized,
         C: SelectAlgorithm<Key, Selected<'a> = Chosen>,
         P: SubKeyOf<Key>,
         P::SubKey: Hash,
-        S: BuildHasher,
     {
         if C::Algorithm::HELD_UNTIL_END || !(ALL || limit.table.is_plain) {
             return None;
@@ -155,15 +148,15 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
             // A request to which the share does not apply borrows.
             return (ALL || limit.table.limit.share() != ShareRole::Share).then_some(None);
         };
-        let plain = Self::of::<ALL, _, _, _>(limit, context, hash);
+        let plain = Self::of::<ALL, _, _>(limit, context, hash);
         (plain.options.cost > 0).then_some(Some(plain))
     }
 
     /// Returns a limit that applies to the key.
     #[inline(always)]
-    pub(super) fn of<const ALL: bool, Key, P, S>(
+    pub(super) fn of<const ALL: bool, Key, P>(
         limit: &'a KeyedTable<C, P>,
-        context: &AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key>,
         hash: u64,
     ) -> Self
     where

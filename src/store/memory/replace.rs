@@ -2,13 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
 use super::chain::{self, PartList};
-use super::hasher::DefaultHashBuilder;
 use super::limit_table::KeyedTable;
 use super::limits::{MemoryLimits, with_parts_of};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
@@ -36,9 +35,9 @@ use crate::store::inner::{LimitFacts, Shares, check_limits};
 /// let limiter = Memory::new(limits);
 /// assert!(limiter.check("alice", AcquireOptions::default()).is_allowed());
 /// ```
-pub struct DynLimit<Key: ?Sized, S = DefaultHashBuilder>(Box<dyn BuildLimit<Key, S>>);
+pub struct DynLimit<Key: ?Sized>(Box<dyn BuildLimit<Key>>);
 
-impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
+impl<Key: ?Sized> DynLimit<Key> {
     /// Boxes a limit.
     pub fn new<L>(limit: L) -> Self
     where
@@ -57,13 +56,13 @@ impl<Key: ?Sized, S: BuildHasher> DynLimit<Key, S> {
     }
 }
 
-impl<Key: ?Sized, S> fmt::Debug for DynLimit<Key, S> {
+impl<Key: ?Sized> fmt::Debug for DynLimit<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DynLimit").finish_non_exhaustive()
     }
 }
 
-trait BuildLimit<Key: ?Sized, S>: Send + Sync {
+trait BuildLimit<Key: ?Sized>: Send + Sync {
     fn name(&self) -> &str;
     fn facts(&self) -> LimitFacts;
     fn build(
@@ -71,16 +70,15 @@ trait BuildLimit<Key: ?Sized, S>: Send + Sync {
         shares: Option<Shares>,
         capacity: Capacity,
         previous: Option<&dyn Any>,
-    ) -> Result<DynLimitTable<Key, S>, Error>;
+    ) -> Result<DynLimitTable<Key>, Error>;
 }
 
-impl<Key, S, C, P> BuildLimit<Key, S> for Limit<C, P>
+impl<Key, C, P> BuildLimit<Key> for Limit<C, P>
 where
     Key: ?Sized,
     C: SelectAlgorithm<Key>,
     P: SubKeyOf<Key>,
     P::SubKey: Hash,
-    S: BuildHasher,
 {
     fn name(&self) -> &str {
         Self::name(self)
@@ -95,25 +93,25 @@ where
         shares: Option<Shares>,
         capacity: Capacity,
         previous: Option<&dyn Any>,
-    ) -> Result<DynLimitTable<Key, S>, Error> {
+    ) -> Result<DynLimitTable<Key>, Error> {
         Ok(Arc::new(KeyedTable::replacing::<Key>(self.beside(shares), capacity, previous)?))
     }
 }
 
-type DynLimitTable<Key, S> = Arc<dyn TransactionLimit<Key, S>>;
+type DynLimitTable<Key> = Arc<dyn TransactionLimit<Key>>;
 
 /// The present limits.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
-pub struct DynLimits<Key: ?Sized, S> {
-    now: ArcSwap<Vec<DynLimitTable<Key, S>>>,
+pub struct DynLimits<Key: ?Sized> {
+    now: ArcSwap<Vec<DynLimitTable<Key>>>,
     /// Serialises replacements: each takes over the tables of the one before.
     replace_lock: Mutex<()>,
     capacity: Capacity,
 }
 
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynLimits<Key, S> {
+impl<Key: ?Sized + 'static> DynLimits<Key> {
     /// Replaces the limits. A limit with the name and the type of a previous one takes over its table.
-    pub(super) fn replace(&self, limits: Vec<DynLimit<Key, S>>) -> Result<(), Error> {
+    pub(super) fn replace(&self, limits: Vec<DynLimit<Key>>) -> Result<(), Error> {
         let _one = self.replace_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let tables = build(limits, self.capacity, &self.now.load_full())?;
         // Decisions under way finish with the limits that they have loaded. Kept tables are shared, so their charges
@@ -123,22 +121,22 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> DynLimits<Key, S> {
     }
 }
 
-fn build<Key: ?Sized, S: BuildHasher>(
-    limits: Vec<DynLimit<Key, S>>,
+fn build<Key: ?Sized>(
+    limits: Vec<DynLimit<Key>>,
     capacity: Capacity,
-    previous: &[DynLimitTable<Key, S>],
-) -> Result<Vec<DynLimitTable<Key, S>>, Error> {
+    previous: &[DynLimitTable<Key>],
+) -> Result<Vec<DynLimitTable<Key>>, Error> {
     let facts: Vec<_> = limits.iter().map(|limit| limit.0.facts()).collect();
     let shares = if limits.is_empty() && capacity.allow_no_limits { None } else { check_limits(&facts)? };
-    let build = |limit: DynLimit<Key, S>| {
+    let build = |limit: DynLimit<Key>| {
         let previous = previous.iter().find(|table| table.info().name().as_str() == limit.name());
         limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
     };
     limits.into_iter().map(build).collect()
 }
 
-impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for Vec<DynLimit<Key, S>> {
-    type Tables = DynLimits<Key, S>;
+impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
+    type Tables = DynLimits<Key>;
 
     fn build(self, capacity: Capacity) -> Result<Self::Tables, Error> {
         Ok(DynLimits {
@@ -149,7 +147,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
     }
 
     #[inline]
-    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided> {
+    fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided> {
         match tables.now.load().as_slice() {
             [one] => one.try_acquire(context),
             _ if is_uncommon(&context.options) => Err(NotDecided::NotApplicable),
@@ -161,7 +159,7 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
 
     fn try_complete(
         tables: &Self::Tables,
-        context: &AcquireContext<'_, Key, S>,
+        context: &AcquireContext<'_, Key>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
         match tables.now.load().as_slice() {
@@ -171,15 +169,11 @@ impl<Key: ?Sized + 'static, S: BuildHasher + 'static> MemoryLimits<Key, S> for V
         }
     }
 
-    fn with_parts(
-        tables: &Self::Tables,
-        context: &AcquireContext<'_, Key, S>,
-        f: &mut dyn FnMut(Option<&PartList<'_>>),
-    ) {
+    fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(Option<&PartList<'_>>)) {
         with_parts_of(&tables.now.load(), context, None, f);
     }
 
-    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key, S>)) {
+    fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>)) {
         tables.now.load().iter().for_each(|table| f(&**table));
     }
 }
@@ -190,9 +184,9 @@ fn is_uncommon(options: &AcquireOptions) -> bool {
 }
 
 /// Decides on several limits in the plain case.
-fn try_parts<Key: ?Sized, S>(
-    tables: &[DynLimitTable<Key, S>],
-    context: &AcquireContext<'_, Key, S>,
+fn try_parts<Key: ?Sized>(
+    tables: &[DynLimitTable<Key>],
+    context: &AcquireContext<'_, Key>,
     mut held: Option<&mut Held>,
 ) -> Option<Decision> {
     let mut decided = None;

@@ -12,11 +12,10 @@ use crate::store::inner::{HeldCharge, HeldEntry, HoldStore};
 /// The time of a settlement in a store, by the store's address.
 type SettledAt = Option<(usize, Timestamp)>;
 
-impl<Key, L, S> HoldStore for Shared<Key, L, S>
+impl<Key, L> HoldStore for Shared<Key, L>
 where
     Key: ?Sized,
-    L: MemoryLimits<Key, S>,
-    S: Send + Sync,
+    L: MemoryLimits<Key>,
 {
     /// Ends the hold of a guard, after the holds with an id that have expired before.
     fn end(&self, entry: &HeldEntry, charge: &HeldCharge, settled_at: &mut SettledAt) -> Result<(), Error> {
@@ -25,7 +24,7 @@ where
     }
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
     pub(super) fn settle_limits(&self, entries: &[HeldEntry], charge: &HeldCharge) -> Result<(), Error> {
         let (mut settled, mut settled_at, mut open) = (Ok(()), None, OpenEntries { shared: self, entries });
@@ -60,12 +59,12 @@ impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Shared<Key, L, S> {
 }
 
 /// What is still held while a hold is settled. If an algorithm panics, the drop releases it, without a call of an algorithm.
-struct OpenEntries<'a, Key: ?Sized, L: MemoryLimits<Key, S>, S> {
-    shared: &'a Shared<Key, L, S>,
+struct OpenEntries<'a, Key: ?Sized, L: MemoryLimits<Key>> {
+    shared: &'a Shared<Key, L>,
     entries: &'a [HeldEntry],
 }
 
-impl<Key: ?Sized, L: MemoryLimits<Key, S>, S> Drop for OpenEntries<'_, Key, L, S> {
+impl<Key: ?Sized, L: MemoryLimits<Key>> Drop for OpenEntries<'_, Key, L> {
     fn drop(&mut self) {
         for entry in self.entries {
             let _ = self.shared.settle_entry(entry, 0, &mut None);

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::io;
 
+use super::hasher::KeyHasher;
 use super::part::Part;
 use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::table::TableFull;
@@ -30,17 +31,17 @@ impl Capacity {
 }
 
 /// One limit of a transaction.
-pub trait TransactionLimit<Key: ?Sized, S>: Send + Sync {
+pub trait TransactionLimit<Key: ?Sized>: Send + Sync {
     /// Returns the limit, for a limit that replaces it.
     fn as_any(&self) -> &dyn Any;
     /// Returns the operations on the limit that need no key.
     fn info(&self) -> &dyn LimitInfo;
     /// Decides alone on the fast path. An error charges nothing.
-    fn try_acquire(&self, context: &AcquireContext<'_, Key, S>) -> Result<Decision, NotDecided>;
+    fn try_acquire(&self, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided>;
     /// Decides alone, if it needs no transaction.
-    fn try_complete(&self, context: &AcquireContext<'_, Key, S>, held: Option<&mut Held>) -> Option<Decision>;
+    fn try_complete(&self, context: &AcquireContext<'_, Key>, held: Option<&mut Held>) -> Option<Decision>;
     /// Runs `f` on the limit's part in a decision. Returns `false` if the limit does not apply to the key.
-    fn with_part(&self, context: &AcquireContext<'_, Key, S>, f: &mut dyn FnMut(&dyn Part)) -> bool;
+    fn with_part(&self, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(&dyn Part)) -> bool;
     /// Returns what identifies the limit in a file of saved counts: its name, its algorithm and its sub-key.
     fn saved_names(&self) -> SavedNames;
 }
@@ -82,8 +83,8 @@ pub trait LimitInfo: Send + Sync {
 
 /// The key, the options and the time of one acquire call.
 #[allow(missing_debug_implementations, reason = "a key may be a secret")]
-pub struct AcquireContext<'a, Key: ?Sized, S> {
-    pub(super) hasher: &'a S,
+pub struct AcquireContext<'a, Key: ?Sized> {
+    pub(super) hasher: &'a KeyHasher,
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
     pub(super) options: AcquireOptions,
@@ -98,10 +99,10 @@ pub(super) fn read_clock(clock: &(impl Clock + ?Sized)) -> Timestamp {
     clock.now().min(Timestamp::MAX)
 }
 
-impl<Key: ?Sized, S> Clone for AcquireContext<'_, Key, S> {
+impl<Key: ?Sized> Clone for AcquireContext<'_, Key> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<Key: ?Sized, S> Copy for AcquireContext<'_, Key, S> {}
+impl<Key: ?Sized> Copy for AcquireContext<'_, Key> {}

@@ -20,7 +20,7 @@ use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{Credential, Global, Header, Host, KeyText, Method, Path, Pepper, TrustedProxies};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
+use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, ClientIp, Costs, Detail, DynLimit, ExtractKey, FixedWindow, Gcra, Http, InFlight,
     Limit, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer, Respond, SlidingWindow, TokenBucket,
@@ -174,7 +174,7 @@ fn key_extractors_allocate_nothing() {
 fn decisions_of_four_to_eight_limits_allocate_nothing() {
     fn check<L>(description: &str, limits: impl Fn(u64) -> L)
     where
-        L: MemoryLimits<IpAddr, DefaultHashBuilder> + 'static,
+        L: MemoryLimits<IpAddr> + 'static,
     {
         let clock = || ManualClock::new();
         let enough = Memory::builder(limits(1_000_000)).clock(clock()).build().expect("a limiter");
@@ -331,7 +331,7 @@ fn held_and_settled_request_allocates_once() {
 /// Holds, requests in flight, and costs in units, of one limit and of several, in tuples and lists.
 #[test]
 fn holds_and_units_allocate_nothing() {
-    fn check<L: MemoryLimits<u64, DefaultHashBuilder> + 'static>(description: &str, units: bool, limits: L) {
+    fn check<L: MemoryLimits<u64> + 'static>(description: &str, units: bool, limits: L) {
         let limiter = Memory::new(limits);
         let costs = || {
             if units { Costs::from(3).add("tokens", 7) } else { Costs::from(3) }

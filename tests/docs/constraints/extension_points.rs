@@ -22,7 +22,7 @@ use tower_ratelimit::store::{RedisLimit, StoreLimit, StoreLimits, StoreWrite};
 use tower_ratelimit::test_util::check_store;
 use tower_ratelimit::{
     AcquireOptions, Clock, Costs, Decision, Detail, DynLimit, Error, ExtractKey, FixedWindow, LazySnapshot, Limit,
-    LimitSnapshot, Limiter, ManualClock, MemoryBuilder, Quota, RateLimitLayer, Respond, Timestamp, Verdict,
+    LimitSnapshot, Limiter, ManualClock, Memory, Quota, RateLimitLayer, Respond, Timestamp, Verdict,
 };
 
 /// An algorithm: after each request, none is allowed for the given time.
@@ -296,8 +296,8 @@ async fn answer(call: Call) -> Result<Answer, Infallible> {
 #[tokio::test]
 async fn layer_of_extensions_only_decides_responds_and_observes() {
     let (clock, counts) = (Ticks::default(), Arc::new(Counts::default()));
-    let limits: Vec<DynLimit<Tenant, BuildHasherDefault<DefaultHasher>>> = vec![DynLimit::new(cool_down())];
-    let limiter = MemoryBuilder::new(limits)
+    let limits: Vec<DynLimit<Tenant>> = vec![DynLimit::new(cool_down())];
+    let limiter = Memory::builder(limits)
         .clock(clock.clone())
         .hasher(BuildHasherDefault::<DefaultHasher>::default())
         .build()

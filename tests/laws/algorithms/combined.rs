@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use tower_ratelimit::limiter::Held;
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
+use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{AcquireOptions, Clock, Detail, Limit, Limiter, ManualClock, Memory, Timestamp};
 
 use crate::cases;
@@ -45,7 +45,7 @@ proptest! {
 }
 
 /// Applies the steps to a dynamic list of the limits and to the static limits, and compares the decisions.
-fn assert_decides_as_a_list<L: MemoryLimits<str, DefaultHashBuilder> + 'static>(
+fn assert_decides_as_a_list<L: MemoryLimits<str> + 'static>(
     specs: &[Spec],
     fixed: &[Option<u64>],
     limits: L,

@@ -12,7 +12,7 @@ use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{Problem, Rejection};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, BoxLimiter, Clock as _, Costs, Decision, DynLimit, FixedWindow, Gcra, Limit, Limiter,
-    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, Timestamp,
+    ManualClock, Memory, Quota, SlidingLog, Timestamp,
 };
 
 use crate::immediate::{self, boxed, boxed_limits, memory, ready};
@@ -445,7 +445,7 @@ fn block_reason_of_an_escalation_is_kept_and_shown_to_clients() {
     let mut file = Vec::new();
     memory.save(&mut file).expect("saved");
     let restored: Memory<str, _> =
-        MemoryBuilder::new(limits()).clock(clock.clone()).restore(&file[..]).build().expect("limits");
+        Memory::builder(limits()).clock(clock.clone()).restore(&file[..]).build().expect("limits");
     for limiter in [&memory, &restored] {
         let reason = |key: &str| acquire(limiter, key).block_reason();
         assert_eq!(reason("api"), Some(BlockReason::Escalation));

@@ -22,18 +22,13 @@ const POLICIES: [WhenFull; 3] = [WhenFull::Evict, WhenFull::CarryOver, WhenFull:
 /// The same places in each run.
 type FixedHasher = BuildHasherDefault<DefaultHasher>;
 
-fn memory(
-    limits: Vec<DynLimit<u64, FixedHasher>>,
-    max_keys: usize,
-    when_full: WhenFull,
-    clock: &ManualClock,
-) -> Memory<u64, Vec<DynLimit<u64, FixedHasher>>, FixedHasher> {
-    let builder = tower_ratelimit::MemoryBuilder::new(limits).max_keys(max_keys).when_full(when_full);
+fn memory(limits: Vec<DynLimit<u64>>, max_keys: usize, when_full: WhenFull, clock: &ManualClock) -> Memory<u64> {
+    let builder = Memory::builder(limits).max_keys(max_keys).when_full(when_full);
     builder.hasher(FixedHasher::default()).clock(clock.clone()).build().expect("limits")
 }
 
 /// A shadow of requests in flight, of held tokens, or of both, alone or beside an enforced limit on all keys together.
-fn shadows() -> [Vec<DynLimit<u64, FixedHasher>>; 4] {
+fn shadows() -> [Vec<DynLimit<u64>>; 4] {
     let streams = || DynLimit::new(Limit::new("streams", InFlight::new(2)).shadow());
     let tokens = || DynLimit::new(Limit::new("tokens", TokenBucket::new(Quota::per_hour(10))).shadow());
     let all = || DynLimit::new(Limit::new("all", Gcra::new(Quota::per_second(100_000))).keyed_by(|_: &u64| ()));

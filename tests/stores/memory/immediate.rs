@@ -3,20 +3,19 @@
 use std::hash::Hash;
 
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
+use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock, Decision, DynLimit, FixedWindow, Gcra, IntoLimit, LeakyBucket, LeakyQueue,
-    Limit, Limiter, ManualClock, Memory, MemoryBuilder, Quota, SelectAlgorithm, SlidingLog, SlidingWindow, SubKeyOf,
-    TokenBucket,
+    Limit, Limiter, ManualClock, Memory, Quota, SelectAlgorithm, SlidingLog, SlidingWindow, SubKeyOf, TokenBucket,
 };
 
 /// Builds a limiter of few keys.
 pub(crate) fn memory<Key, L>(limits: L, clock: &(impl Clock + Clone + 'static)) -> Memory<Key, L>
 where
     Key: ?Sized,
-    L: MemoryLimits<Key, DefaultHashBuilder>,
+    L: MemoryLimits<Key>,
 {
-    MemoryBuilder::new(limits).max_keys(100).clock(clock.clone()).build().expect("valid limits")
+    Memory::builder(limits).max_keys(100).clock(clock.clone()).build().expect("valid limits")
 }
 
 /// Builds a limiter of few keys with one limit, which has the same type inside for every limit.
@@ -50,7 +49,7 @@ pub(crate) fn every_limit(name: &'static str) -> [DynLimit<str>; 8] {
 pub(crate) fn boxed_limits<Key, L>(limits: L, clock: &(impl Clock + Clone + 'static)) -> BoxLimiter<Key>
 where
     Key: ?Sized + 'static,
-    L: MemoryLimits<Key, DefaultHashBuilder> + 'static,
+    L: MemoryLimits<Key> + 'static,
 {
     BoxLimiter::new(memory(limits, clock))
 }

@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
+use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{Gcra, LeakyQueue, Limit, Memory, Quota};
 
 fn quota() -> Quota {
     Quota::new(6, Duration::from_secs(2))
 }
 
-fn classes<A: tower_ratelimit::algorithm::Algorithm>(
-    algorithm: A,
-) -> impl MemoryLimits<bool, DefaultHashBuilder, Tables: Send> + 'static {
+fn classes<A: tower_ratelimit::algorithm::Algorithm>(algorithm: A) -> impl MemoryLimits<bool, Tables: Send> + 'static {
     Limit::new("all", algorithm).keyed_by(|_: &bool| ()).keep_free_by(|is_bulk: &bool| if *is_bulk { 30 } else { 0 })
 }
 

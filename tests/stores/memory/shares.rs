@@ -6,8 +6,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{DeniedCache, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Clock, Detail, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus, Limiter,
-    ManualClock, Memory, MemoryBuilder, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull,
-    per_key,
+    ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict, WhenFull, per_key,
 };
 
 use crate::immediate::{acquire, memory, ready};
@@ -315,7 +314,7 @@ fn sub_key_without_a_slot_borrows() {
 }
 
 fn error_of(limits: Vec<DynLimit<Call>>) -> String {
-    MemoryBuilder::new(limits).build().map(drop).expect_err("a misconfigured share").to_string()
+    Memory::builder(limits).build().map(drop).expect_err("a misconfigured share").to_string()
 }
 
 /// Checks the error of a share for `count` sub-keys beside a common limit.
@@ -374,5 +373,5 @@ fn shares_that_cannot_be_guaranteed_are_errors_when_built() {
     // Exactly the capacity, with another bucket's name.
     let bucket = TokenBucket::new(Quota::per_second(4)).burst(4);
     let whole = Limit::new("all", bucket).keyed_by(|_: &Call| ());
-    assert!(MemoryBuilder::<Call, _>::new((share(), whole)).build().is_ok());
+    assert!(Memory::<Call, _>::builder((share(), whole)).build().is_ok());
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
 use tower_ratelimit::limiter::{Held, Outcome};
-use tower_ratelimit::store::{DefaultHashBuilder, MemoryLimits};
+use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Detail, DynLimit, FixedWindow, Gcra, InFlight, LazySnapshot, Limit, Limiter,
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Timestamp, per_key,
@@ -180,7 +180,7 @@ fn panics_and_holds(seeds: Range<u64>, window: impl Algorithm + Copy) -> [u64; 2
 }
 
 /// Returns a limiter of any limits, and what each of them holds.
-fn with_usage<L: MemoryLimits<u64, DefaultHashBuilder> + 'static>(
+fn with_usage<L: MemoryLimits<u64> + 'static>(
     limiter: Result<Memory<u64, L>, tower_ratelimit::Error>,
 ) -> (BoxLimiter<u64>, Box<dyn Fn() -> Vec<(String, u64)>>) {
     let limiter = limiter.expect("limits");

@@ -11,9 +11,9 @@ use tower_ratelimit::limiter::{AdminOperation, Chained, Escalating, Escalation, 
 use tower_ratelimit::store::RedisLimit;
 use tower_ratelimit::{
     AcquireOptions, BlockReason, BoxLimiter, Calendar, Clock as _, Costs, Decision, Detail, DynLimit, Error,
-    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, MemoryBuilder,
-    PerKey, Quota, Redis, RedisBuilder, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket,
-    Verdict, Weekday, per_key,
+    FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, PerKey,
+    Quota, Redis, RedisBuilder, RedisCell, RedisServer, SlidingLog, SlidingWindow, Timestamp, TokenBucket, Verdict,
+    Weekday, per_key,
 };
 
 use crate::cell;
@@ -38,7 +38,7 @@ const ALL: fn(&Caller) = |_| ();
 
 /// A limit of the traces, which makes it for each store. The limits in memory are a list: `memory: listed_limits` compares
 /// lists with tuples.
-type TraceLimit = Box<dyn Fn() -> (DynLimit<Caller, FixedHasher>, RedisLimit<Caller>)>;
+type TraceLimit = Box<dyn Fn() -> (DynLimit<Caller>, RedisLimit<Caller>)>;
 
 macro_rules! limits {
     ($($limit:expr),+ $(,)?) => {
@@ -178,7 +178,7 @@ fn by_tier<A: LuaAlgorithm + Clone>(tiers: [A; 3]) -> PerKey<impl Fn(&Caller) ->
 
 fn in_memory(limits: &[TraceLimit], clock: &ManualClock) -> BoxLimiter<Caller> {
     let limits: Vec<_> = limits.iter().map(|limit| limit().0).collect();
-    let memory = MemoryBuilder::new(limits).max_keys(MAX_KEYS).hasher(FixedHasher::default());
+    let memory = Memory::builder(limits).max_keys(MAX_KEYS).hasher(FixedHasher::default());
     BoxLimiter::new(memory.max_reservation_ids(MAX_IDS).clock(clock.clone()).build().expect("limits"))
 }
 

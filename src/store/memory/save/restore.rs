@@ -1,11 +1,11 @@
 use std::fmt;
-use std::hash::BuildHasher;
 
 use super::file::{LimitRecords, SavedCounts};
 use super::limit::{SavedLimit, SavedNames};
 use super::seed::adopt;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::store::memory::hasher::KeyHasher;
 use crate::store::memory::limits::MemoryLimits;
 
 /// What a builder restores, and what it does with an error.
@@ -24,17 +24,16 @@ impl Restore {
     /// # Errors
     ///
     /// Returns an error if the counts cannot be restored, unless the limiter is to start empty then.
-    pub(in crate::store::memory) fn fill<Key: ?Sized, L, S>(
+    pub(in crate::store::memory) fn fill<Key: ?Sized, L>(
         self,
         tables: &L::Tables,
-        hasher: &mut S,
+        hasher: &mut KeyHasher,
         now: Timestamp,
     ) -> Result<(), Error>
     where
-        L: MemoryLimits<Key, S>,
-        S: BuildHasher + 'static,
+        L: MemoryLimits<Key>,
     {
-        let filled = self.counts.and_then(|counts| fill::<Key, L, S>(&counts, tables, hasher, now));
+        let filled = self.counts.and_then(|counts| fill::<Key, L>(&counts, tables, hasher, now));
         match (filled, self.or_empty) {
             (Err(error), Some(or_empty)) => {
                 L::for_each(tables, &mut |limit| limit.info().clear());
@@ -46,15 +45,14 @@ impl Restore {
     }
 }
 
-fn fill<Key: ?Sized, L, S>(
+fn fill<Key: ?Sized, L>(
     counts: &SavedCounts,
     tables: &L::Tables,
-    hasher: &mut S,
+    hasher: &mut KeyHasher,
     now: Timestamp,
 ) -> Result<(), Error>
 where
-    L: MemoryLimits<Key, S>,
-    S: BuildHasher + 'static,
+    L: MemoryLimits<Key>,
 {
     // First: the fingerprints of the file are hashes with this seed.
     adopt(hasher, &counts.seed)?;

@@ -1,4 +1,3 @@
-use std::hash::BuildHasher;
 use std::io::{self, Write};
 
 use super::file::FileWriter;
@@ -8,11 +7,10 @@ use crate::error::Error;
 use crate::store::memory::limiter::Memory;
 use crate::store::memory::limits::MemoryLimits;
 
-impl<Key, L, S> Memory<Key, L, S>
+impl<Key, L> Memory<Key, L>
 where
     Key: ?Sized,
-    L: MemoryLimits<Key, S>,
-    S: BuildHasher + 'static,
+    L: MemoryLimits<Key>,
 {
     /// Saves the counts and blocks of all limits, for [`restore`](crate::MemoryBuilder::restore) in the next process.
     ///

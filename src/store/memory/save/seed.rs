@@ -1,9 +1,9 @@
 use std::any::Any;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::Error;
-use crate::store::memory::hasher::DefaultHashBuilder;
+use crate::store::memory::hasher::{KeyHasher, OtherHasher, SeededHasher};
 
 /// How the hashes of a file can be computed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,17 +20,15 @@ pub(in crate::store::memory) struct SavedSeed {
 /// # Errors
 ///
 /// Returns an error for a hasher whose random seed cannot be read.
-pub(in crate::store::memory) fn seed_of<S: BuildHasher + 'static>(hasher: &S) -> Result<SavedSeed, Error> {
-    if (hasher as &dyn Any).is::<RandomState>() {
-        return Err(Error::unsupported(
+pub(in crate::store::memory) fn seed_of(hasher: &KeyHasher) -> Result<SavedSeed, Error> {
+    match hasher {
+        KeyHasher::Default(default) => Ok(SavedSeed { default: Some(default.seed), probe: probe(default) }),
+        KeyHasher::Other(other) if (&**other as &dyn Any).is::<RandomState>() => Err(Error::unsupported(
             "saving the counts failed: the seed of `RandomState` cannot be read, so no other process can \
              find the keys; use the default hasher, or set one with a secret seed of your own by `hasher`",
-        ));
+        )),
+        KeyHasher::Other(other) => Ok(SavedSeed { default: None, probe: empty_probe(&**other) }),
     }
-    Ok(match (hasher as &dyn Any).downcast_ref::<DefaultHashBuilder>() {
-        Some(default) => SavedSeed { default: Some(default.seed()), probe: probe(default) },
-        None => SavedSeed { default: None, probe: empty_probe(hasher) },
-    })
 }
 
 /// Gives a limiter the hashes of a file.
@@ -38,14 +36,14 @@ pub(in crate::store::memory) fn seed_of<S: BuildHasher + 'static>(hasher: &S) ->
 /// # Errors
 ///
 /// Returns an error, with the hasher unchanged, if the limiter has another hasher.
-pub(super) fn adopt<S: BuildHasher + 'static>(hasher: &mut S, saved: &SavedSeed) -> Result<(), Error> {
-    let restored = saved.default.map(DefaultHashBuilder::from_seed);
-    let same = match ((hasher as &mut dyn Any).downcast_mut::<DefaultHashBuilder>(), restored) {
-        (Some(own), Some(restored)) if probe(&restored) == saved.probe => {
+pub(super) fn adopt(hasher: &mut KeyHasher, saved: &SavedSeed) -> Result<(), Error> {
+    let restored = saved.default.map(SeededHasher::from_seed);
+    let same = match (hasher, restored) {
+        (KeyHasher::Default(own), Some(restored)) if probe(&restored) == saved.probe => {
             *own = restored;
             true
         }
-        (None, None) => empty_probe(hasher) == saved.probe,
+        (KeyHasher::Other(other), None) => empty_probe(&**other) == saved.probe,
         _ => false,
     };
     if same {
@@ -59,14 +57,14 @@ pub(super) fn adopt<S: BuildHasher + 'static>(hasher: &mut S, saved: &SavedSeed)
 }
 
 /// Hashes one value of each kind that keys consist of.
-fn probe(hasher: &DefaultHashBuilder) -> u64 {
+fn probe(hasher: &SeededHasher) -> u64 {
     let addresses = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     let numbers = (1_u8, 2_u16, 3_u32, 4_u64, 5_u128, 6_usize, 'c', true);
-    hasher.hash_one(("a key", [7_u8; 3].as_slice(), [8_u8; 16], addresses, numbers, Some(9_u64), None::<u64>))
+    hasher.state.hash_one(("a key", [7_u8; 3].as_slice(), [8_u8; 16], addresses, numbers, Some(9_u64), None::<u64>))
 }
 
 /// Hashes nothing, because the hasher may accept keys of one type only. The result depends on the seed of any hasher that
 /// starts with it.
-fn empty_probe(hasher: &impl BuildHasher) -> u64 {
-    hasher.build_hasher().finish()
+fn empty_probe(hasher: &dyn OtherHasher) -> u64 {
+    hasher.hash(&mut |_| ())
 }

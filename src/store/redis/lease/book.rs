@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use foldhash::quality::RandomState;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
@@ -17,7 +18,6 @@ use super::task::{LeaseRenewal, RenewalReply};
 use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::observe::Event;
-use crate::store::DefaultHashBuilder;
 use crate::store::inner::{Observers, micros_floor};
 use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo};
 
@@ -31,7 +31,7 @@ pub(crate) struct LeaseBook {
     pub(super) has_marks: bool,
     pub(super) terms: Terms,
     pub(super) clock: LeaseClock,
-    hasher: DefaultHashBuilder,
+    hasher: RandomState,
     /// The fingerprint selects the set.
     sets: Box<[[LeaseSlot; SET]]>,
     /// The figures of the quota of each slot's key. Empty if all limits have one quota for all keys.
@@ -99,7 +99,7 @@ impl LeaseBook {
             limits,
             terms: Terms::new(&lease),
             clock,
-            hasher: DefaultHashBuilder::default(),
+            hasher: RandomState::default(),
             sets: (0..slots / SET).map(|_| std::array::from_fn(|_| LeaseSlot::new())).collect(),
             quotas: (0..quotas).map(|_| ArcSwapOption::empty()).collect(),
             leases: Mutex::new(leases),
