@@ -4,20 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::script::LimitInfo;
 
-/// The location of a limiter's keys, and how its limits count.
+/// The location of a limiter's keys, and its limits.
 pub(crate) struct Registration {
     endpoints: Vec<String>,
     prefix: String,
     name: String,
-    limits: Vec<LimitFingerprint>,
-}
-
-/// How a limit counts.
-struct LimitFingerprint {
-    limit: String,
-    script: &'static str,
-    /// The algorithm's parameters. `None` if the key chooses the algorithm.
-    params: Option<Vec<u64>>,
+    limits: Vec<LimitInfo>,
 }
 
 /// The limiters of this process. A registration ends with its limiter.
@@ -31,7 +23,7 @@ impl Registration {
         name: &str,
         limits: &[LimitInfo],
     ) -> (Arc<Self>, Vec<String>) {
-        let limits = limits.iter().map(LimitFingerprint::new).collect();
+        let limits = limits.to_vec();
         let new = Arc::new(Self { endpoints, prefix: prefix.to_owned(), name: name.to_owned(), limits });
         let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
         registry.retain(|other| other.strong_count() > 0);
@@ -48,37 +40,34 @@ impl Registration {
 
     fn conflicts_with(&self, other: &Self) -> Vec<String> {
         let pairs = self.limits.iter().flat_map(|new| other.limits.iter().map(move |old| (new, old)));
-        let pairs = pairs.filter(|(new, old)| new.limit == old.limit);
-        pairs.filter_map(|(new, old)| new.conflict_with(old, &self.name)).collect()
+        let pairs = pairs.filter(|(new, old)| new.facts.name.as_str() == old.facts.name.as_str());
+        pairs.filter_map(|(new, old)| conflict(new, old, &self.name)).collect()
     }
 }
 
-impl LimitFingerprint {
-    fn new(limit: &LimitInfo) -> Self {
-        let params = limit.algorithm(None).map(|algorithm| {
-            let mut params = Vec::new();
-            algorithm.params(1, &mut params);
-            params
-        });
-        Self { limit: limit.facts.name.as_str().to_owned(), script: limit.script.name(), params }
-    }
+/// Returns the warning about two limits with one name that count differently. `name` is the name of their limiters.
+fn conflict(new: &LimitInfo, old: &LimitInfo, name: &str) -> Option<String> {
+    let (limit, scripts) = (new.facts.name.as_str(), [old, new].map(|limit| limit.script.name()));
+    let conflict = if scripts[0] != scripts[1] {
+        format!(
+            "with different algorithms ({} and {}), so they do not share usage and together allow the sum of both \
+             limits",
+            scripts[0], scripts[1]
+        )
+    } else if params(old) != params(new) {
+        "with different quotas, so they share usage, and each charges what the other allows".to_owned()
+    } else {
+        return None;
+    };
+    Some(format!(
+        "conflicting limiters: two limiters named {name:?} on the same Redis have a limit named {limit:?} \
+         {conflict}; give them different names, or clone one limiter"
+    ))
+}
 
-    fn conflict_with(&self, other: &Self, name: &str) -> Option<String> {
-        let limit = &self.limit;
-        let conflict = if self.script != other.script {
-            format!(
-                "with different algorithms ({} and {}), so they do not share usage and together allow the sum of both \
-                 limits",
-                other.script, self.script
-            )
-        } else if self.params != other.params {
-            "with different quotas, so they share usage, and each charges what the other allows".to_owned()
-        } else {
-            return None;
-        };
-        Some(format!(
-            "conflicting limiters: two limiters named {name:?} on the same Redis have a limit named {limit:?} \
-             {conflict}; give them different names, or clone one limiter"
-        ))
-    }
+/// Returns the parameters of a limit's algorithm. `None` if the key chooses the algorithm.
+fn params(limit: &LimitInfo) -> Option<Vec<u64>> {
+    let mut params = Vec::new();
+    limit.algorithm(None)?.params(1, &mut params);
+    Some(params)
 }

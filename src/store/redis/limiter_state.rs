@@ -48,13 +48,9 @@ impl<Key: ?Sized> LimiterState<Key> {
             crate::store::inner::check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
         for limit in &mut limits {
             limit.facts.set_shares(shares);
-            let earlier = earlier.and_then(|earlier| {
-                let mut limits = earlier.limits.limits.iter();
-                limits.find(|earlier| earlier.facts.name.as_str() == limit.facts.name.as_str())
-            });
-            if let (Some(own), Some(earlier)) =
-                (&limit.warn_keys, earlier.and_then(|earlier| earlier.warn_keys.as_ref()))
-            {
+            let is_same = |earlier: &&LimitInfo| earlier.facts.name.as_str() == limit.facts.name.as_str();
+            let earlier = earlier.and_then(|earlier| earlier.limits().iter().find(is_same)?.warn_keys.as_ref());
+            if let (Some(own), Some(earlier)) = (&limit.warn_keys, earlier) {
                 limit.warn_keys = Some(own.continuing(earlier));
             }
         }

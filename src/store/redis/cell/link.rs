@@ -49,14 +49,12 @@ impl CellLink {
         within: Duration,
         read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
     ) -> LimiterFuture<T> {
-        let timer = sleep(within).ok_or_else(no_runtime);
-        match timer.and_then(|timer| self.health.node(0).breaker.check().map(|()| timer)) {
-            Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(timer) => {
-                let link = Arc::clone(self);
-                LimiterFuture::pending(async move { read(link.call(command, timer, within).await?) })
-            }
+        let Some(timer) = sleep(within) else { return LimiterFuture::ready(Err(no_runtime())) };
+        if let Err(error) = self.health.node(0).breaker.check() {
+            return LimiterFuture::ready(Err(error));
         }
+        let link = Arc::clone(self);
+        LimiterFuture::pending(async move { read(link.call(command, timer, within).await?) })
     }
 
     async fn call(self: &Arc<Self>, command: Cmd, timer: Sleep, within: Duration) -> Result<Value, Error> {
@@ -67,7 +65,7 @@ impl CellLink {
                 let connection = used.insert(self.usable_connection().await?);
                 self.state().unanswered.get_or_insert_with(|| (0, Instant::now())).0 += 1;
                 let reply = connection.call(0, Arc::new(command)).await;
-                reply.map_err(|error| Failure::of_call(error, health.server.describe()))
+                reply.map_err(|error| Failure::of("the call", error, health.server.describe()))
             });
             match select(calling, pin!(timer)).await {
                 Either::Left((replied, _)) => replied,

@@ -174,7 +174,7 @@ async fn send(
             // Nothing failed: the caller sends these operations one by one.
             return (Ok(None), batch.into_operations());
         }
-        Some(Err(error)) => Failure::of_call(error, config.health.server.describe()),
+        Some(Err(error)) => Failure::of("the call", error, config.health.server.describe()),
         None => Failure::unusable(Error::unavailable(config.timeout_message())),
     };
     for operation in batch.into_operations() {

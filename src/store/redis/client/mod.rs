@@ -30,9 +30,8 @@ mod queue;
 mod results;
 mod worker;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::ArcSwapOption;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -58,11 +57,8 @@ pub(crate) struct Client {
     pub(crate) config: Arc<ClientConfig>,
     /// One for each runtime and node: a worker task, and its connection, end with their runtime.
     workers: Mutex<Vec<WorkerHandle>>,
-    /// The worker that was used last, unless the server is a cluster. Saves the lock of `workers` on each operation.
-    last_used: ArcSwapOption<WorkerHandle>,
 }
 
-#[derive(Clone)]
 struct WorkerHandle {
     runtime: Id,
     node: usize,
@@ -75,7 +71,7 @@ impl Client {
     const MAX_ATTEMPTS: usize = 2;
 
     pub(crate) fn new(config: ClientConfig) -> Self {
-        Self { config: Arc::new(config), workers: Mutex::default(), last_used: ArcSwapOption::empty() }
+        Self { config: Arc::new(config), workers: Mutex::default() }
     }
 
     /// Queues a decision.
@@ -140,7 +136,7 @@ impl Client {
             match self.queue_for(node)?.push(operation) {
                 Ok(()) => return Ok(receiver),
                 Err(returned) => {
-                    self.last_used.store(None);
+                    self.workers().retain(|worker| !worker.queue.is_stopped());
                     operation = returned;
                 }
             }
@@ -152,27 +148,19 @@ impl Client {
     fn queue_for(&self, node: usize) -> Result<Arc<OperationQueue>, Error> {
         let runtime = Handle::try_current().map_err(|_| no_runtime())?;
         let id = runtime.id();
-        if let Some(last) = self.last_used.load().as_deref()
-            && last.runtime == id
-            && last.node == node
-        {
-            return Ok(Arc::clone(&last.queue));
+        let mut workers = self.workers();
+        if let Some(known) = workers.iter().find(|worker| worker.runtime == id && worker.node == node) {
+            return Ok(Arc::clone(&known.queue));
         }
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.retain(|worker| !worker.queue.is_stopped());
-        let known = workers.iter().find(|worker| worker.runtime == id && worker.node == node).cloned();
-        let worker = known.unwrap_or_else(|| {
-            let worker = WorkerHandle { runtime: id, node, queue: Arc::new(OperationQueue::new()) };
-            let state: Arc<NodeState> = self.config.health.node(node);
-            runtime.spawn(run_worker(Arc::clone(&self.config), state, Arc::clone(&worker.queue)));
-            workers.push(worker.clone());
-            worker
-        });
-        let queue = Arc::clone(&worker.queue);
-        if !self.config.health.server.is_cluster() {
-            self.last_used.store(Some(Arc::new(worker)));
-        }
+        let (state, queue) = (self.config.health.node(node), Arc::new(OperationQueue::new()));
+        runtime.spawn(run_worker(Arc::clone(&self.config), state, Arc::clone(&queue)));
+        workers.push(WorkerHandle { runtime: id, node, queue: Arc::clone(&queue) });
         Ok(queue)
+    }
+
+    fn workers(&self) -> MutexGuard<'_, Vec<WorkerHandle>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

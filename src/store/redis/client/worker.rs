@@ -192,10 +192,8 @@ fn drop_late(config: &ClientConfig, late: Vec<QueuedOperation>) {
 /// Returns the time of the server after which the script makes no decision of a batch.
 fn latest_start(config: &ClientConfig, control: &LoadControl, batch: &[QueuedOperation]) -> Option<LatestStart> {
     // Each node of a cluster has its own clock, and a redirection may lead to any node.
-    if config.clock.is_some() || config.health.server.is_cluster() {
-        return None;
-    }
-    if batch.iter().any(|operation| operation.is_second) {
+    let is_unknown = config.clock.is_some() || config.health.server.is_cluster();
+    if is_unknown || batch.iter().any(|operation| operation.is_second) {
         return None;
     }
     // The decisions of a batch were queued one shortly after the other.

@@ -110,7 +110,7 @@ async fn with_timeout<C>(
 ) -> Result<C, Failure> {
     let Some(timer) = sleep(within) else { return Err(Failure::unusable(no_runtime())) };
     match select(pin!(AssertUnwindSafe(connecting).catch_unwind()), pin!(timer)).await {
-        Either::Left((Ok(connected), _)) => connected.map_err(|error| Failure::of_connecting(error, address)),
+        Either::Left((Ok(connected), _)) => connected.map_err(|error| Failure::of("connecting", error, address)),
         Either::Left((Err(_), _)) => Err(Failure::unusable(Error::config(
             "connecting to Redis failed: the connector panicked; build the tokio runtime with `enable_all`, or read \
              the panic message for another cause",

@@ -30,17 +30,8 @@ enum Meaning {
 }
 
 impl Failure {
-    /// Classifies the error of a call.
-    pub(crate) fn of_call(error: RedisError, address: &str) -> Self {
-        Self::classified("the call", error, address)
-    }
-
-    /// Classifies the error of opening a connection.
-    pub(crate) fn of_connecting(error: RedisError, address: &str) -> Self {
-        Self::classified("connecting", error, address)
-    }
-
-    fn classified(what: &str, error: RedisError, address: &str) -> Self {
+    /// Classifies the error of "the call", or of "connecting".
+    pub(crate) fn of(what: &str, error: RedisError, address: &str) -> Self {
         let (meaning, cause) = classify(&error);
         // An error without a code is not from the server.
         let is_rejected = error.code().is_some() && matches!(meaning, Meaning::Connection | Meaning::Server);
@@ -224,7 +215,7 @@ mod tests {
         ] {
             let error =
                 redis::parse_redis_value(reply.as_bytes()).and_then(Value::extract_error).expect_err("an error");
-            assert_eq!(Failure::of_call(error, "a server").is_rejected, is_rejected, "{reply}");
+            assert_eq!(Failure::of("the call", error, "a server").is_rejected, is_rejected, "{reply}");
         }
     }
 }

@@ -79,19 +79,16 @@ impl PendingHold {
     }
 
     /// The hold was denied, or not sent.
-    pub(crate) fn denied(mut self) {
-        for (session, _) in self.sessions.drain(..).flatten() {
-            session.hold_not_granted();
-            self.registry.revisit(&session);
-        }
+    pub(crate) fn denied(self) {
+        self.expired(&[]);
     }
 
     /// The hold was not granted, because the server does not know the sessions in `unknown`.
     pub(crate) fn expired(mut self, unknown: &[bool]) {
-        for (session, unknown) in self.sessions.drain(..).zip(unknown) {
+        for (index, session) in self.sessions.drain(..).enumerate() {
             let Some((session, _)) = session else { continue };
             session.hold_not_granted();
-            if *unknown {
+            if unknown.get(index) == Some(&true) {
                 session.lose();
             }
             self.registry.revisit(&session);

@@ -165,12 +165,6 @@ impl HoldRegistry {
         }
     }
 
-    /// Plans a charge again.
-    fn charge_not_sent(self: &Arc<Self>, session: &Arc<Session>, cost: u64) {
-        session.charge_not_sent(cost, self.tick(), self.expiry);
-        self.track(session);
-    }
-
     /// Queues an update, which has a clone of `in_flight` until it ends. If the update cannot be queued, the session is still
     /// in the schedule.
     pub(crate) fn send_update(
@@ -249,10 +243,12 @@ impl RenewalTask {
                     SessionDue::Charge(cost) => {
                         // Sent once: a charge without a reply may have been applied, and a second one could charge
                         // twice.
-                        match transport.send_charge(&session, cost) {
+                        if let Ok(reply) = transport.send_charge(&session, cost) {
                             // A charge whose future is dropped is not sent.
-                            Ok(reply) => drop(tokio::spawn(reply)),
-                            Err(_) => self.registry.charge_not_sent(&session, cost),
+                            drop(tokio::spawn(reply));
+                        } else {
+                            session.charge_not_sent(cost, self.registry.tick(), self.registry.expiry);
+                            self.registry.track(&session);
                         }
                     }
                     SessionDue::Update => drop(self.registry.send_update(&*transport, &session, Some(&in_flight))),

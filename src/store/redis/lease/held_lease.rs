@@ -181,7 +181,7 @@ impl HeldLease {
         let Some(change) = self.ledger.reply(report.sequence, reply, terms.usable, now) else {
             return Moved::default();
         };
-        let before = self.held;
+        let (before, spent) = (self.held, report.unconfirmed);
         match (change, reply) {
             (Change::Granted { units, deadline }, LeaseReply::Applied { held, .. }) => {
                 slot.grant(units, deadline);
@@ -191,7 +191,6 @@ impl HeldLease {
                 let is_short = granted + report.keep < self.wanted / 2;
                 slot.set_short(is_short);
                 self.next_at = now + if is_short { terms.duration / 4 } else { 0 };
-                let spent = report.unconfirmed;
                 Moved { granted, spent, returned: before.saturating_sub(spent + report.keep), lost: 0 }
             }
             (Change::Stop, LeaseReply::Applied { held, .. }) => {
@@ -199,16 +198,12 @@ impl HeldLease {
                 self.ledger.stop(remaining);
                 slot.set_short(true);
                 self.held = held;
-                Moved {
-                    spent: report.unconfirmed,
-                    returned: before.saturating_sub(report.unconfirmed + held),
-                    ..Moved::default()
-                }
+                Moved { granted: 0, spent, returned: before.saturating_sub(spent + held), lost: 0 }
             }
             _ => {
                 self.held = 0;
                 self.next_at = now + if reply == LeaseReply::Expired { 0 } else { terms.duration };
-                let spent = report.unconfirmed.min(before);
+                let spent = spent.min(before);
                 Moved { granted: 0, spent, returned: 0, lost: before - spent }
             }
         }

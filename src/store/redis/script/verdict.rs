@@ -142,16 +142,13 @@ impl ScriptVerdict {
         if template.operation != Operation::Reserve {
             return None;
         }
-        if self.has(Failure::Conflict) {
-            return Some(Err(Error::id_conflict()));
+        match self.values.iter().copied().find_map(Failure::of)? {
+            Failure::Conflict => Some(Err(Error::id_conflict())),
+            Failure::AlreadySettled => Some(Err(Error::already_settled())),
+            Failure::Repeated => Some(Ok(Decision::denied_repeat(now, Duration::from_micros(self.remembered)))),
+            Failure::TooManyIds => Some(Ok(Decision::too_many_ids(now))),
+            _ => None,
         }
-        if self.has(Failure::AlreadySettled) {
-            return Some(Err(Error::already_settled()));
-        }
-        if self.has(Failure::Repeated) {
-            return Some(Ok(Decision::denied_repeat(now, Duration::from_micros(self.remembered))));
-        }
-        self.has(Failure::TooManyIds).then(|| Ok(Decision::too_many_ids(now)))
     }
 
     /// Returns what the server says about a request that repeats a remembered id, in place of a decision.
