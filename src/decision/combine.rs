@@ -271,7 +271,7 @@ impl DecisionPart for LimitStatus {
 #[inline]
 fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P> {
     // The remaining of each limit is computed once: row "three limits, dynamic" of benches/figures.md.
-    let rank = |part: &P| (strictness(part.verdict()), Reverse(part.remaining()));
+    let rank = |part: &P| (part.verdict().strictness(), Reverse(part.remaining()));
     let mut parts = parts.filter(|part| !part.is_shadow() && !part.is_borrowing());
     let first = parts.next()?;
     let Some(second) = parts.next() else { return Some(first) };
@@ -283,15 +283,6 @@ fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P
         }
     }
     Some(strictest.1)
-}
-
-pub(super) fn strictness(verdict: Verdict) -> (u8, Duration) {
-    match verdict {
-        Verdict::Allowed => (0, Duration::ZERO),
-        Verdict::AllowedAfter(delay) => (1, delay),
-        Verdict::Denied { retry_after } => (2, retry_after),
-        Verdict::ExceedsLimit => (3, Duration::ZERO),
-    }
 }
 
 /// Returns the most restrictive limit, and the limits that the decision lists: all, or the most restrictive one, the

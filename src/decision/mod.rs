@@ -353,7 +353,7 @@ impl Decision {
     /// Returns the reason of the block that denies the request. Of several blocks, the one that ends last counts.
     pub fn block_reason(&self) -> Option<BlockReason> {
         let blocked = self.limits().iter().filter(|status| status.is_blocked() && !status.is_shadow());
-        blocked.max_by_key(|status| combine::strictness(status.verdict()))?.block_reason()
+        blocked.max_by_key(|status| status.verdict().strictness())?.block_reason()
     }
 
     /// Returns a denial by a limit as of a block of the limit for `duration`, which has begun with the denial.

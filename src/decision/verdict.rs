@@ -36,15 +36,16 @@ impl Verdict {
     /// Its time is exact: without further charges, a limit that allows a request at one time allows it at every later
     /// time.
     pub(crate) fn stricter_of(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::ExceedsLimit, _) | (_, Self::ExceedsLimit) => Self::ExceedsLimit,
-            (Self::Denied { retry_after: a }, Self::Denied { retry_after: b }) => {
-                Self::Denied { retry_after: a.max(b) }
-            }
-            (denied @ Self::Denied { .. }, _) | (_, denied @ Self::Denied { .. }) => denied,
-            (Self::AllowedAfter(a), Self::AllowedAfter(b)) => Self::AllowedAfter(a.max(b)),
-            (after @ Self::AllowedAfter(_), Self::Allowed) | (Self::Allowed, after @ Self::AllowedAfter(_)) => after,
-            (Self::Allowed, Self::Allowed) => Self::Allowed,
+        if other.strictness() > self.strictness() { other } else { self }
+    }
+
+    /// Returns the order of verdicts: a longer wait is stricter.
+    pub(super) fn strictness(self) -> (u8, Duration) {
+        match self {
+            Self::Allowed => (0, Duration::ZERO),
+            Self::AllowedAfter(delay) => (1, delay),
+            Self::Denied { retry_after } => (2, retry_after),
+            Self::ExceedsLimit => (3, Duration::ZERO),
         }
     }
 }

@@ -112,7 +112,10 @@ impl<A, B> Chained<A, B> {
     {
         let Outcome { decision, held } = match first.and_then(|first| first.check_guard(true)) {
             Ok(first) if first.decision.is_allowed() => first,
-            Ok(denied) => return self.denied_by_first(key, options, denied.decision),
+            Ok(Outcome { decision: denied, .. }) => {
+                let second = self.second.peek(key, peek_options(options));
+                return second.map_result(move |second| Ok(merge_decisions(options, Some(denied), second.ok()).into()));
+            }
             Err(error) => return LimiterFuture::ready(Err(error)),
         };
         // Before the guard: a panic of the second limiter settles the hold.
@@ -151,38 +154,14 @@ impl<A, B> Chained<A, B> {
                 }
                 LimiterFuture::ready(Ok(Outcome::of_store(decision, held)))
             }
-            Ok(denied) => self.denied_by_second(key, options, held, denied.decision),
+            Ok(Outcome { decision: denied, .. }) => {
+                // Releases before it peeks, so that the first limiter returns the numbers of a key that was not charged.
+                let released = release(held);
+                let joined = released.join(self.first.peek(key, peek_options(options)));
+                joined.map_result(move |joined| Ok(merge_decisions(options, joined?.1.ok(), Some(denied)).into()))
+            }
             Err(error) => release(held).map_result(|_| Err(error)),
         }
-    }
-
-    fn denied_by_first<Key: ?Sized>(
-        &self,
-        key: &Key,
-        options: AcquireOptions,
-        denied: Decision,
-    ) -> LimiterFuture<Outcome>
-    where
-        B: Limiter<Key>,
-    {
-        let second = self.second.peek(key, peek_options(options));
-        second.map_result(move |second| Ok(merge_decisions(options, Some(denied), second.ok()).into()))
-    }
-
-    /// Releases before it peeks, so that the first limiter returns the numbers of a key that was not charged.
-    fn denied_by_second<Key: ?Sized>(
-        &self,
-        key: &Key,
-        options: AcquireOptions,
-        held: Option<Held>,
-        denied: Decision,
-    ) -> LimiterFuture<Outcome>
-    where
-        A: Limiter<Key>,
-    {
-        let released = release(held);
-        let joined = released.join(self.first.peek(key, peek_options(options)));
-        joined.map_result(move |joined| Ok(merge_decisions(options, joined?.1.ok(), Some(denied)).into()))
     }
 
     /// Runs an operation on the second limiter if the first does not have the limit or the operation.

@@ -78,7 +78,10 @@ where
     S: Limiter<Key> + Clone,
 {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        self.decide(key, options, P::acquire, S::acquire, tag_secondary)
+        self.decide(key, options, P::acquire, S::acquire, |outcome| Outcome {
+            decision: mark_fallback(outcome.decision),
+            ..outcome
+        })
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
@@ -97,10 +100,6 @@ where
         self.secondary.administer(key, operation).detach();
         self.primary.administer(key, operation)
     }
-}
-
-fn tag_secondary(outcome: Outcome) -> Outcome {
-    Outcome { decision: mark_fallback(outcome.decision), ..outcome }
 }
 
 fn mark_fallback(decision: Decision) -> Decision {

@@ -341,8 +341,9 @@ impl Observer for Metrics {
 /// Describes all metrics to the installed recorder, by the tables of docs/metrics.md.
 fn describe() {
     for line in include_str!("../../docs/metrics.md").lines() {
-        let cells: Vec<_> = line.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
         let ["", name, kind, _, text, ""] = cells[..] else { continue };
+        let name = name.trim_matches('`');
         let unit = match name {
             _ if name.ends_with("_seconds") => Unit::Seconds,
             _ if name.contains("_bytes") => Unit::Bytes,

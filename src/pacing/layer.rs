@@ -33,7 +33,6 @@ struct Config<K, L> {
     extractor: K,
     limiter: L,
     max_wait: Duration,
-    direction: Direction,
     observers: Observers,
 }
 
@@ -50,21 +49,21 @@ pub struct Uploads;
 impl<K, L> PacingLayer<K, L, Downloads> {
     /// Limits the bodies of responses by the key of the request.
     pub fn downloads(extractor: K, limiter: L) -> Self {
-        Self::new(extractor, limiter, Direction::Download)
+        Self::new(extractor, limiter)
     }
 }
 
 impl<K, L> PacingLayer<K, L, Uploads> {
     /// Limits the bodies of requests by their key.
     pub fn uploads(extractor: K, limiter: L) -> Self {
-        Self::new(extractor, limiter, Direction::Upload)
+        Self::new(extractor, limiter)
     }
 }
 
 impl<K, L, D> PacingLayer<K, L, D> {
-    fn new(extractor: K, limiter: L, direction: Direction) -> Self {
+    fn new(extractor: K, limiter: L) -> Self {
         let (max_wait, observers) = (Duration::from_secs(30), Observers::default());
-        let config = Config { extractor, limiter, max_wait, direction, observers };
+        let config = Config { extractor, limiter, max_wait, observers };
         Self { config: Arc::new(config), direction: PhantomData }
     }
 
@@ -114,7 +113,7 @@ impl<S: Clone, K, L, D> Clone for Pacing<S, K, L, D> {
 
 impl<K, L> Config<K, L> {
     /// Returns the pace of a request's body: `None` if the request is exempt.
-    fn pace<B>(&self, request: &Request<B>) -> Option<Pace>
+    fn pace<B>(&self, request: &Request<B>, direction: Direction) -> Option<Pace>
     where
         K: ExtractKey<Request<B>>,
         L: Limiter<K::Key> + Clone,
@@ -131,7 +130,7 @@ impl<K, L> Config<K, L> {
                  the same extractor"
             ))),
         };
-        Some(Pace::new(allow, self.direction, self.observers.clone()))
+        Some(Pace::new(allow, direction, self.observers.clone()))
     }
 }
 
@@ -150,7 +149,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let pace = self.config.pace(&request);
+        let pace = self.config.pace(&request, Direction::Download);
         PacingFuture { response: self.inner.call(request), pace }
     }
 }
@@ -170,7 +169,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> S::Future {
-        let pace = self.config.pace(&request);
+        let pace = self.config.pace(&request, Direction::Upload);
         self.inner.call(request.map(|body| PacedBody::new(body, pace)))
     }
 }

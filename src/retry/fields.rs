@@ -50,9 +50,9 @@ pub(super) struct Statement {
     /// The time of a limit of which the fields do not say what remains.
     reset: Option<Duration>,
     /// The time until all exhausted limits have more available.
-    exhausted_for: Option<Duration>,
+    pub(super) exhausted_for: Option<Duration>,
     /// The least that remains of any limit.
-    remaining: Option<u64>,
+    pub(super) remaining: Option<u64>,
     /// Whether `RateLimit` has an exhausted limit without a time. A time below a second is left out.
     is_brief: bool,
 }
@@ -135,16 +135,6 @@ impl Statement {
         self.wait.map(|(_, wait)| wait)
     }
 
-    /// Whether a limit has nothing remaining.
-    pub(super) fn is_exhausted(&self) -> bool {
-        self.remaining == Some(0)
-    }
-
-    /// Returns the time until every exhausted limit has more available, if the fields state it.
-    pub(super) fn exhausted_for(&self) -> Option<Duration> {
-        self.exhausted_for
-    }
-
     /// Whether a limit of `RateLimit` is exhausted without a time, which is then shorter than the second of `wait`.
     pub(super) fn is_brief(&self, wait: Duration) -> bool {
         self.is_brief && self.exhausted_for.is_none() && wait <= Duration::from_secs(1)
@@ -153,11 +143,6 @@ impl Statement {
     /// Returns the wait of a rejected request: [`wait`](Self::wait), otherwise the time of the limits.
     pub(super) fn rejected_for(&self) -> Option<Duration> {
         self.wait().or(self.exhausted_for).or(self.reset.filter(|_| self.remaining.is_none()))
-    }
-
-    /// Returns the least that remains of any limit.
-    pub(super) fn remaining(&self) -> Option<u64> {
-        self.remaining
     }
 }
 

@@ -28,7 +28,7 @@ impl Reading {
                 _ => Self::Rejected(statement.rejected_for()),
             },
             // As GitHub sends.
-            StatusCode::FORBIDDEN if wait.is_some() || statement.is_exhausted() => {
+            StatusCode::FORBIDDEN if wait.is_some() || statement.remaining == Some(0) => {
                 Self::Rejected(statement.rejected_for())
             }
             StatusCode::SERVICE_UNAVAILABLE if wait.is_some() => Self::Unavailable(wait.unwrap_or_default()),
@@ -36,7 +36,7 @@ impl Reading {
                 RetryHint::After(wait) => Self::Rejected(Some(wait)),
                 RetryHint::Backoff => Self::Rejected(None),
                 RetryHint::None => {
-                    Self::Served { remaining: statement.remaining(), exhausted_for: statement.exhausted_for() }
+                    Self::Served { remaining: statement.remaining, exhausted_for: statement.exhausted_for }
                 }
             },
         }

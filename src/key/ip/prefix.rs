@@ -69,19 +69,12 @@ impl Prefixes {
         Self { ipv6: bits, ..self }
     }
 
-    pub(in crate::key) fn try_ipv4(self, bits: u8) -> Result<Self, Error> {
-        if (1..=32).contains(&bits) {
-            Ok(Self { ipv4: bits, ..self })
+    /// Returns an error unless the number of bits is in 1 to `max`.
+    pub(in crate::key) fn check(family: &str, bits: u8, max: u8) -> Result<(), Error> {
+        if (1..=max).contains(&bits) {
+            Ok(())
         } else {
-            Err(Error::config(format!("invalid IPv4 prefix of {bits} bits; use 1 to 32 bits")))
-        }
-    }
-
-    pub(in crate::key) fn try_ipv6(self, bits: u8) -> Result<Self, Error> {
-        if (1..=128).contains(&bits) {
-            Ok(Self { ipv6: bits, ..self })
-        } else {
-            Err(Error::config(format!("invalid IPv6 prefix of {bits} bits; use 1 to 128 bits")))
+            Err(Error::config(format!("invalid {family} prefix of {bits} bits; use 1 to {max} bits")))
         }
     }
 
@@ -144,9 +137,9 @@ macro_rules! prefix_setters {
         /// # Errors
         ///
         /// If `bits` is not in 1 to 128.
-        pub fn try_ipv6_prefix(mut self, bits: u8) -> Result<Self, Error> {
-            self.prefixes = self.prefixes.try_ipv6(bits)?;
-            Ok(self)
+        pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, Error> {
+            Prefixes::check("IPv6", bits, 128)?;
+            Ok(self.ipv6_prefix(bits))
         }
 
         /// Sets the length of the prefix that is the key of an IPv4 address. The default is 32 bits.
@@ -165,9 +158,9 @@ macro_rules! prefix_setters {
         /// # Errors
         ///
         /// If `bits` is not in 1 to 32.
-        pub fn try_ipv4_prefix(mut self, bits: u8) -> Result<Self, Error> {
-            self.prefixes = self.prefixes.try_ipv4(bits)?;
-            Ok(self)
+        pub fn try_ipv4_prefix(self, bits: u8) -> Result<Self, Error> {
+            Prefixes::check("IPv4", bits, 32)?;
+            Ok(self.ipv4_prefix(bits))
         }
     };
 }

@@ -24,21 +24,15 @@ pub(super) struct Gates {
     gates: Mutex<AllGates>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct AllGates {
     by_key: HashMap<u64, OneGate>,
-    /// The number of gates from which on the next insertion removes those that nothing needs.
+    /// The number of gates from which on the next insertion removes those that nothing needs, if it is above [`KEPT_GATES`].
     full_at: usize,
     /// The number of pauses of all gates.
     pauses: u64,
     /// The number of requests that have waited at any gate.
     arrivals: u64,
-}
-
-impl Default for AllGates {
-    fn default() -> Self {
-        Self { by_key: HashMap::new(), full_at: KEPT_GATES, pauses: 0, arrivals: 0 }
-    }
 }
 
 /// A gate. It is open if no request waits and no pause is in force.
@@ -147,9 +141,9 @@ impl Gates {
 
 impl AllGates {
     fn gate(&mut self, key: u64, now: Instant) -> &mut OneGate {
-        if self.by_key.len() >= self.full_at && !self.by_key.contains_key(&key) {
+        if self.by_key.len() >= self.full_at.max(KEPT_GATES) && !self.by_key.contains_key(&key) {
             self.by_key.retain(|_, gate| !gate.is_idle(now));
-            self.full_at = KEPT_GATES.max(2 * self.by_key.len());
+            self.full_at = 2 * self.by_key.len();
         }
         let pauses = &mut self.pauses;
         self.by_key.entry(key).or_insert_with(|| {

@@ -36,6 +36,9 @@ async fn paced_bytes_waits_and_errors_are_series_of_the_direction() {
         format!("ratelimit_paced_bytes_total{{{of_limit}}} 3000"),
         format!("ratelimit_paced_wait_seconds_sum{{{of_limit}}} 2"),
         "ratelimit_paced_errors_total{limiter=\"files\",direction=\"download\"} 1".to_owned(),
+        // In the words of docs/metrics.md.
+        "# HELP ratelimit_paced_bytes_total bytes of paced bodies that passed".to_owned(),
+        "# HELP ratelimit_paced_wait_seconds time that chunks of paced bodies waited, if they did".to_owned(),
     ] {
         assert!(scraped.contains(&line), "{line} is not in\n{scraped}");
     }
