@@ -15,7 +15,7 @@ use tower_ratelimit::{
     ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, WhenFull, per_key,
 };
 
-use crate::immediate::{self, boxed, boxed_limits, every_limit, hold, memory, peek, remaining};
+use crate::immediate::{self, boxed, hold, memory, peek, remaining};
 
 const MICROSECOND: Duration = Duration::from_micros(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -27,11 +27,6 @@ fn result_of<T: Debug>(answer: impl Future<Output = Result<T, Error>>) -> Result
     answer.now_or_never().expect("memory decides immediately")
 }
 
-/// Every algorithm, each with a burst of ten.
-fn every_algorithm(clock: &ManualClock) -> [BoxLimiter<str>; 8] {
-    every_limit("default").map(|limit| boxed_limits(vec![limit], clock))
-}
-
 fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOptions) -> Decision {
     immediate::acquire(limiter, key, options).decision
 }
@@ -39,24 +34,6 @@ fn acquire(limiter: &(impl Limiter<str> + ?Sized), key: &str, options: AcquireOp
 // ---------------------------------------------------------------------------------------------------------------------
 // Peek, reset, set
 // ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn set_replaces_the_usage_of_a_key() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        // It replaces any usage, higher or lower, of present and new keys.
-        for (used, expected) in [(3, 7), (9, 1), (2, 8), (0, 10), (10, 0), (u64::MAX, 0)] {
-            result_of(limiter.set_usage("default", "alice", used)).unwrap();
-            assert_eq!(remaining(&limiter, "alice"), expected);
-            assert_eq!(remaining(&limiter, "bob"), 10);
-        }
-        result_of(limiter.set_usage("default", "alice", 10)).unwrap();
-        // Equal to the state after as many requests.
-        let charged = acquire(&limiter, "charged", AcquireOptions::cost(10));
-        let set = peek(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(set.most_restrictive().unwrap().snapshot(), charged.most_restrictive().unwrap().snapshot());
-    }
-}
 
 #[test]
 fn unknown_limit_name_is_an_error_that_names_it() {
@@ -80,76 +57,6 @@ fn unknown_limit_name_is_an_error_that_names_it() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Blocks
 // ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn block_denies_until_exactly_its_end() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let _ = acquire(&limiter, "alice", AcquireOptions::cost(2));
-        result_of(limiter.block("default", "alice", MINUTE)).unwrap();
-        let denied = acquire(&limiter, "alice", AcquireOptions::default());
-        assert_eq!(denied.verdict(), Verdict::Denied { retry_after: MINUTE });
-        assert_eq!(denied.remaining(), Some(8), "a denial charges nothing");
-        // A delay does not pass a block.
-        let patient = acquire(&limiter, "alice", AcquireOptions::default().max_delay(MINUTE * 10));
-        assert_eq!(patient.verdict(), Verdict::Denied { retry_after: MINUTE });
-        // Cost zero does not pass either.
-        assert!(!acquire(&limiter, "alice", AcquireOptions::cost(0)).is_allowed());
-        assert!(acquire(&limiter, "bob", AcquireOptions::default()).is_allowed());
-
-        clock.advance(Duration::from_micros(59_999_999));
-        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MICROSECOND));
-        clock.advance(MICROSECOND);
-        assert!(acquire(&limiter, "alice", AcquireOptions::default()).is_allowed());
-        clock.advance(10 * MINUTE);
-    }
-}
-
-#[test]
-fn retry_after_is_the_longer_of_block_and_limit() {
-    let clock = ManualClock::new();
-    let limiter = boxed(FixedWindow::new(TEN), &clock);
-    let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
-    result_of(limiter.block("default", "alice", 10 * SECOND)).unwrap();
-    assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(MINUTE));
-    result_of(limiter.block("default", "alice", 90 * SECOND)).unwrap();
-    assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(90 * SECOND));
-    assert!(acquire(&limiter, "alice", AcquireOptions::cost(11)).exceeds_limit());
-}
-
-#[test]
-fn later_block_replaces_an_earlier_one() {
-    let clock = ManualClock::new();
-    let limiter = boxed(Gcra::new(TEN), &clock);
-    for (span, expected) in [
-        (MINUTE, Some(MINUTE)),
-        (10 * SECOND, Some(10 * SECOND)),
-        (2 * MINUTE, Some(2 * MINUTE)),
-        (Duration::ZERO, None),
-    ] {
-        result_of(limiter.block("default", "alice", span)).unwrap();
-        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), expected);
-    }
-    // The longest block that a decision can represent.
-    result_of(limiter.block("default", "alice", Duration::MAX)).unwrap();
-    clock.advance(Duration::from_secs(1 << 40));
-    assert!(!acquire(&limiter, "alice", AcquireOptions::default()).is_allowed());
-}
-
-#[test]
-fn block_survives_reset_and_set() {
-    let clock = ManualClock::new();
-    for limiter in every_algorithm(&clock) {
-        let _ = acquire(&limiter, "alice", AcquireOptions::cost(10));
-        result_of(limiter.block("default", "alice", 2 * MINUTE)).unwrap();
-        result_of(limiter.reset("alice")).unwrap();
-        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
-        result_of(limiter.set_usage("default", "alice", 1)).unwrap();
-        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).retry_after(), Some(2 * MINUTE));
-        result_of(limiter.block("default", "alice", Duration::ZERO)).unwrap();
-        assert_eq!(acquire(&limiter, "alice", AcquireOptions::default()).remaining(), Some(8));
-    }
-}
 
 #[test]
 fn blocks_are_kept_up_to_the_capacity() {
@@ -252,14 +159,6 @@ fn key_id_reveals_no_bits_of_the_hash() {
     let ids: HashSet<_> = limiter.top_keys("default", 100).unwrap().iter().map(|key| key.id).collect();
     let expected: HashSet<_> = (1..=KEYS).map(|key| limiter.key_id("default", &hash(key)).unwrap()).collect();
     assert_eq!(ids, expected);
-}
-
-#[test]
-fn keys_can_be_hashed_by_sip_hash() {
-    let limiter = Memory::builder(FixedWindow::new(TEN)).hasher(std::hash::RandomState::new()).build().unwrap();
-    assert!((0..10).all(|_| limiter.check("alice", AcquireOptions::default()).is_allowed()));
-    assert!(!limiter.check("alice", AcquireOptions::default()).is_allowed());
-    assert!(limiter.check("bob", AcquireOptions::default()).is_allowed());
 }
 
 #[test]

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
-use proptest::prelude::*;
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{AdminOperation, Chained, DeniedCache, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, Error, FixedWindow, Gcra, LeakyQueue,
-    Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
+    AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, DynLimit, Error, FixedWindow, Gcra,
+    LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
 };
 
-use crate::immediate::{self, boxed, memory};
+use crate::immediate::{self, boxed, boxed_limits};
 use crate::random::Random;
 
 /// A limiter that counts its calls.
@@ -61,85 +60,6 @@ async fn acquire(limiter: &impl Limiter<u64>, key: u64, options: AcquireOptions)
 
 async fn is_allowed(limiter: &impl Limiter<u64>, key: u64) -> bool {
     acquire(limiter, key, AcquireOptions::default()).await.decision.is_allowed()
-}
-
-#[tokio::test]
-async fn denied_key_is_answered_from_the_cache_until_its_retry_time() {
-    let clock = ManualClock::new();
-    let (limiter, calls) = cached(per_second(1, &clock), &clock);
-    assert!(is_allowed(&limiter, 1).await);
-    let first = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
-    assert_eq!(calls.load(Ordering::Relaxed), 2);
-
-    clock.advance(Duration::from_millis(400));
-    let cached_denial = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
-    assert_eq!(calls.load(Ordering::Relaxed), 2, "the inner limiter was called");
-    assert_eq!((first.source(), cached_denial.source()), (DecisionSource::Store, DecisionSource::Cache));
-    assert_eq!(cached_denial.retry_after(), Some(Duration::from_millis(600)));
-    assert_eq!(cached_denial.reset(), Some(Duration::from_millis(600)));
-    assert_eq!(cached_denial.decided_at(), clock.now());
-
-    clock.advance(Duration::from_millis(600));
-    assert!(is_allowed(&limiter, 1).await);
-    assert_eq!(calls.load(Ordering::Relaxed), 3);
-}
-
-#[tokio::test]
-async fn other_keys_lower_costs_and_longer_delays_reach_the_limiter() {
-    let clock = ManualClock::new();
-    let (limiter, calls) = cached(per_second(3, &clock), &clock);
-    assert!(is_allowed(&limiter, 1).await);
-    assert!(!acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
-    assert!(!acquire(&limiter, 1, AcquireOptions::cost(3)).await.decision.is_allowed());
-    assert_eq!(calls.load(Ordering::Relaxed), 2);
-    assert!(acquire(&limiter, 1, AcquireOptions::cost(2)).await.decision.is_allowed());
-    assert!(is_allowed(&limiter, 2).await);
-    let delayed = AcquireOptions::cost(3).max_delay(Duration::from_secs(9));
-    assert!(!acquire(&limiter, 1, delayed).await.decision.is_allowed());
-    assert_eq!(calls.load(Ordering::Relaxed), 5);
-}
-
-/// The end of a hold is unknown, so a denial due to a hold is not cached.
-#[tokio::test]
-async fn denial_due_to_a_hold_is_not_cached() {
-    let clock = ManualClock::new();
-    let (limiter, calls) = cached(per_second(1, &clock), &clock);
-    let held = acquire(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
-    for count in 2..5 {
-        let denied = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
-        assert!(!denied.is_allowed() && denied.is_estimate() && !denied.exceeds_limit());
-        assert_eq!((denied.source(), calls.load(Ordering::Relaxed)), (DecisionSource::Store, count));
-    }
-    held.release().await.expect("done");
-    assert!(is_allowed(&limiter, 1).await);
-    // A denial due to charges is cached.
-    let denied = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
-    assert!(!denied.is_allowed() && !denied.is_estimate());
-    assert_eq!(acquire(&limiter, 1, AcquireOptions::default()).await.decision.source(), DecisionSource::Cache);
-}
-
-/// A cached denial due to charges stays exact while costs are held and settled, because neither makes the key allowed
-/// earlier.
-#[tokio::test]
-async fn settled_hold_leaves_a_cached_denial_exact() {
-    let clock = ManualClock::new();
-    let (limiter, _) = cached(per_second(2, &clock), &clock);
-    let held = acquire(&limiter, 1, AcquireOptions::default().hold()).await.held.expect("a guard");
-    assert!(is_allowed(&limiter, 1).await);
-    held.settle(1).await.expect("done");
-    assert!(!is_allowed(&limiter, 1).await);
-    clock.advance(Duration::from_secs(1));
-    assert!(is_allowed(&limiter, 1).await);
-}
-
-#[tokio::test]
-async fn unblock_removes_the_cached_denial() {
-    let clock = ManualClock::new();
-    let (limiter, _) = cached(per_second(5, &clock), &clock);
-    limiter.block("default", &1, Duration::from_secs(60)).await.expect("done");
-    assert!(!is_allowed(&limiter, 1).await);
-    limiter.block("default", &1, Duration::ZERO).await.expect("done");
-    assert!(is_allowed(&limiter, 1).await);
 }
 
 #[tokio::test]
@@ -292,54 +212,15 @@ async fn denial_in_flight_during_clear_invalidate_or_reset_is_not_cached() {
     }
 }
 
-/// A denied hold says nothing about a charge, which may start later: the cache answers only the same kind of request.
+/// A denied hold says nothing about a charge, which may start later.
 #[tokio::test]
 async fn denied_hold_does_not_answer_a_charge_that_accepts_a_delay() {
-    let clock = ManualClock::new();
-    let queue = || boxed(LeakyQueue::new(Quota::per_second(1)), &clock);
-    let (delayed, immediate) = (AcquireOptions::default(), AcquireOptions::default().max_delay(Duration::ZERO));
-
-    let (limiter, calls) = cached(queue(), &clock);
+    let (clock, delayed) = (ManualClock::new(), AcquireOptions::default());
+    let (limiter, _) = cached(boxed(LeakyQueue::new(Quota::per_second(1)), &clock), &clock);
     assert!(acquire(&limiter, 1, delayed).await.decision.is_allowed());
     assert!(!acquire(&limiter, 1, delayed.hold()).await.decision.is_allowed());
     let charged = acquire(&limiter, 1, delayed).await.decision;
     assert_eq!((charged.is_allowed(), charged.delay()), (true, Duration::from_secs(1)));
-    assert_eq!(calls.load(Ordering::Relaxed), 3);
-    // A second hold is answered from the cache.
-    assert_eq!(acquire(&limiter, 1, delayed.hold()).await.decision.source(), DecisionSource::Cache);
-
-    // A charge that accepts no delay starts now, as a hold does.
-    for (first, second) in [(immediate, immediate.hold()), (immediate.hold(), immediate)] {
-        let (limiter, calls) = cached(queue(), &clock);
-        assert!(acquire(&limiter, 1, immediate).await.decision.is_allowed());
-        assert!(!acquire(&limiter, 1, first).await.decision.is_allowed());
-        assert_eq!(acquire(&limiter, 1, second).await.decision.source(), DecisionSource::Cache);
-        assert_eq!(calls.load(Ordering::Relaxed), 2);
-    }
-}
-
-/// A decision lists as many limits with the cache as without it.
-#[tokio::test]
-async fn cached_denial_answers_requests_that_ask_for_no_more_detail() {
-    use Detail::{All, AllIfDenied, MostRestrictive};
-    let clock = ManualClock::new();
-    for (first, second, is_cached) in [
-        (MostRestrictive, MostRestrictive, true),
-        (MostRestrictive, AllIfDenied, false),
-        (MostRestrictive, All, false),
-        (AllIfDenied, MostRestrictive, true),
-        (AllIfDenied, All, false),
-        (All, MostRestrictive, true),
-        (All, AllIfDenied, true),
-        (All, All, true),
-    ] {
-        let (limiter, _) = cached(per_second(1, &clock), &clock);
-        assert!(is_allowed(&limiter, 1).await);
-        let with = |detail| AcquireOptions::default().detail(detail);
-        assert!(!acquire(&limiter, 1, with(first)).await.decision.is_allowed());
-        let source = acquire(&limiter, 1, with(second)).await.decision.source();
-        assert_eq!(source == DecisionSource::Cache, is_cached, "{first:?}, {second:?}");
-    }
 }
 
 /// "The cache has a capacity of about `keys` keys."
@@ -427,50 +308,6 @@ async fn denials_of_chained_limiters_are_cached() {
     }
 }
 
-/// Requires equal verdicts and times with the cache and without it.
-fn check_equal_decisions(trace: &[(u64, u64, u64)], cached: &Cached, uncached: &BoxLimiter<u64>, clock: &ManualClock) {
-    block_on(async {
-        for &(pause, key, cost) in trace {
-            clock.advance(Duration::from_millis(pause));
-            let (cached, uncached) = (
-                acquire(cached, key, AcquireOptions::cost(cost)).await,
-                acquire(uncached, key, AcquireOptions::cost(cost)).await,
-            );
-            let figures = |decision: &Decision| (decision.verdict(), decision.reset(), decision.decided_at());
-            assert_eq!(figures(&cached.decision), figures(&uncached.decision));
-        }
-    });
-}
-
-fn traces() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
-    // One cost per key: a higher cost would get the cached time of the lower one.
-    proptest::collection::vec((0_u64..400, 0_u64..3), 1..200)
-        .prop_map(|steps| steps.into_iter().map(|(pause, key)| (pause, key, key + 1)).collect())
-}
-
-const QUOTA: Quota = Quota::per_second(4);
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn cached_denials_of_each_algorithm_are_exact(trace in traces()) {
-        let every_algorithm = |clock: &ManualClock| [
-            boxed(Gcra::new(QUOTA), clock),
-            boxed(LeakyQueue::new(QUOTA).max_waiting(3), clock),
-            boxed(FixedWindow::new(QUOTA), clock),
-            boxed(SlidingWindow::new(QUOTA).blocks(4), clock),
-            boxed(SlidingWindow::new(QUOTA).blocks(4).weighted(), clock),
-            boxed(SlidingLog::new(QUOTA), clock),
-        ];
-        for algorithm in 0..6 {
-            let clock = ManualClock::new();
-            let [inside, uncached] = [(); 2].map(|()| every_algorithm(&clock)[algorithm].clone());
-            check_equal_decisions(&trace, &cached(inside, &clock).0, &uncached, &clock);
-        }
-    }
-}
-
 /// What the limiter inside would answer where the cache answers.
 #[derive(Debug, Default, PartialEq)]
 struct CachedDenials {
@@ -480,43 +317,79 @@ struct CachedDenials {
     allowed: u64,
 }
 
-/// Runs random requests of `keys` keys with a limit of their own and one for all, and holds that are settled.
+/// Runs random requests of `keys` keys with a limit of their own and one for all, also with holds that are settled and with
+/// operations, through the cache and beside it.
 fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDenials {
+    const QUOTA: Quota = Quota::new(2, Duration::from_secs(6));
+    fn own(algorithm: impl Algorithm) -> DynLimit<u64> {
+        DynLimit::new(Limit::new("key", algorithm))
+    }
     let clock = ManualClock::new();
-    let limits = (
-        Limit::new("key", Gcra::new(Quota::new(1, Duration::from_secs(3))).burst(1 + seed % 3)),
-        Limit::new("all", Gcra::new(Quota::per_second(1)).burst(8)).keyed_by(|_: &u64| ()),
-    );
-    let inside = Arc::new(memory(limits, &clock));
-    let limiter = DeniedCache::with_clock(Arc::clone(&inside), 64, clock.clone());
+    let own = match seed % 6 {
+        0 => own(Gcra::new(QUOTA).burst(1 + seed % 4)),
+        1 => own(LeakyQueue::new(QUOTA).max_waiting(2)),
+        2 => own(FixedWindow::new(QUOTA)),
+        3 => own(SlidingWindow::new(QUOTA).blocks(4)),
+        4 => own(SlidingWindow::new(QUOTA).blocks(4).weighted()),
+        _ => own(SlidingLog::new(QUOTA)),
+    };
+    let all = Limit::new("all", Gcra::new(Quota::per_second(1)).burst(8)).keyed_by(|_: &u64| ());
+    let inside = boxed_limits(vec![own, DynLimit::new(all)], &clock);
+    let limiter = DeniedCache::with_clock(inside.clone(), 64, clock.clone());
     let (mut random, mut answers, mut guards) = (Random(seed), CachedDenials::default(), Vec::new());
-    block_on(async {
-        for _ in 0..400 {
-            let key = random.below(keys);
-            let max_delay = if accepts_delay { random.below(4_000_000) } else { 0 };
-            let options = AcquireOptions::default().max_delay(Duration::from_micros(max_delay / 1_000_000 * 1_000_000));
-            match random.below(8) {
-                0 | 1 => clock.advance(Duration::from_millis(random.below(900))),
-                2 if !guards.is_empty() => {
-                    let held: Held = guards.swap_remove(0);
-                    let actual = random.below(2);
-                    held.settle(actual).await.expect("done");
+    // A hold that is settled later can make a delayed start possible.
+    let (has_holds, costs, settles_later) = (seed % 4 < 2, 1 + seed % 2, keys > 1 || !accepts_delay);
+    for _ in 0..400 {
+        let key = random.below(keys);
+        let max_delay = if accepts_delay { Duration::from_secs(random.below(4)) } else { Duration::ZERO };
+        let detail = random.choose(&[Detail::MostRestrictive, Detail::AllIfDenied, Detail::All]);
+        let options = AcquireOptions::cost(1 + random.below(costs)).max_delay(max_delay).detail(detail);
+        match random.below(40) {
+            0..=9 => clock.advance(Duration::from_millis(random.below(900))),
+            10..=14 if !guards.is_empty() => {
+                let held: Held = guards.swap_remove(0);
+                let actual = random.below(2);
+                immediate::ready(held.settle(actual));
+            }
+            // The hold is that of another caller, which the cache does not see.
+            15..=19 if has_holds && settles_later => {
+                guards.extend(immediate::acquire(&inside, &key, options.hold()).held);
+            }
+            20 => immediate::ready(limiter.block("key", &key, Duration::from_secs(random.below(9)))),
+            21 => immediate::ready(limiter.set_usage("key", &key, random.below(3))),
+            // The limit for all is reset, too.
+            22 if keys == 1 => immediate::ready(limiter.reset(&key)),
+            kind => {
+                let options = if has_holds && kind < 28 { options.hold() } else { options };
+                let without_cache = immediate::peek(&inside, &key, options);
+                let is_peek = kind == 28;
+                let decision = if is_peek {
+                    immediate::peek(&limiter, &key, options)
+                } else {
+                    let Outcome { decision, held, .. } = immediate::acquire(&limiter, &key, options);
+                    guards.extend(held.filter(|_| settles_later));
+                    decision
+                };
+                if decision.source() != DecisionSource::Cache {
+                    assert_eq!(decision.is_allowed(), without_cache.is_allowed());
+                    continue;
                 }
-                // The hold is that of another caller, which the cache does not see.
-                3 if keys > 1 => guards.extend(acquire(&inside, key, options.hold()).await.held),
-                _ => {
-                    let without_cache = inside.peek(&key, options).await.expect("an answer");
-                    let decision = acquire(&limiter, key, options).await.decision;
-                    match without_cache.verdict() {
-                        _ if decision.source() != DecisionSource::Cache => {}
-                        Verdict::Denied { .. } | Verdict::ExceedsLimit => answers.denied += 1,
-                        Verdict::AllowedAfter(_) => answers.scheduled += 1,
-                        Verdict::Allowed => answers.allowed += 1,
-                    }
+                let context = format!("seed {seed}: {options:?}, {decision:?} and {without_cache:?}");
+                assert!(decision.limits().len() >= without_cache.limits().len(), "{context}");
+                assert_eq!(decision.decided_at(), clock.now(), "{context}");
+                // A larger cost than the denied one, or a smaller delay, may wait longer.
+                assert!(costs > 1 || !decision.is_estimate(), "{context}");
+                if keys == 1 && costs == 1 && !has_holds && !accepts_delay {
+                    assert_eq!(decision.retry_after(), without_cache.retry_after(), "{context}");
+                }
+                match without_cache.verdict() {
+                    Verdict::Denied { .. } | Verdict::ExceedsLimit => answers.denied += 1,
+                    Verdict::AllowedAfter(_) => answers.scheduled += 1,
+                    Verdict::Allowed => answers.allowed += 1,
                 }
             }
         }
-    });
+    }
     answers
 }
 
@@ -526,7 +399,9 @@ fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDeni
 fn cached_denial_of_several_limits_hides_delayed_starts_only() {
     let (mut alone, mut at_once, mut delayed) = <(CachedDenials, CachedDenials, CachedDenials)>::default();
     for seed in 0..60 {
-        for (sum, keys, accepts_delay) in [(&mut alone, 1, true), (&mut at_once, 3, false), (&mut delayed, 3, true)] {
+        for (sum, keys, accepts_delay) in
+            [(&mut alone, 1, seed % 5 > 1), (&mut at_once, 3, false), (&mut delayed, 3, true)]
+        {
             let CachedDenials { denied, scheduled, allowed } = answers_of_the_cache(seed, keys, accepts_delay);
             sum.denied += denied;
             sum.scheduled += scheduled;
@@ -539,9 +414,4 @@ fn cached_denial_of_several_limits_hides_delayed_starts_only() {
         assert!(exact.denied > 1_000 && (exact.scheduled, exact.allowed) == (0, 0), "{counts}");
     }
     assert!(delayed.denied > 1_000 && delayed.scheduled > 0 && delayed.allowed == 0, "{counts}");
-}
-
-/// Runs decisions in memory, which wait for nothing.
-fn block_on(decisions: impl Future<Output = ()>) {
-    decisions.now_or_never().expect("no decision waits");
 }

@@ -5,15 +5,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, State as _};
+use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Held, LimiterFuture};
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 
-use crate::algorithm_ext::AlgorithmExt as _;
 use crate::random::Random;
 
 /// The number of new keys for each slot is 100.
@@ -43,59 +41,6 @@ struct FloodEffect {
     offender_allowed: u64,
     others_denied: u64,
     flood_allowed: u64,
-}
-
-fn flood<A: Algorithm>(algorithm: A, when_full: WhenFull, used_by_others: u64) -> FloodEffect {
-    let (limiter, clock) = memory(algorithm, MAX_KEYS, when_full);
-    let allows = |key: u64| limiter.check(&key, AcquireOptions::default()).is_allowed();
-    let (offender, others) = (u64::MAX, u64::MAX - 10..u64::MAX);
-    (0..BURST).for_each(|_| assert!(allows(offender)));
-    // Spreads the windows, so that later keys have later window ends.
-    clock.advance(Duration::from_secs(1));
-    for key in others.clone() {
-        (0..used_by_others).for_each(|_| assert!(allows(key)));
-    }
-    let mut effect = FloodEffect::default();
-    for key in 0..FLOOD {
-        effect.flood_allowed += u64::from(allows(key));
-        clock.advance(Duration::from_micros(1));
-        if key % 100 == 0 {
-            effect.offender_allowed += u64::from(allows(offender));
-        }
-        // The other keys spend their remaining tokens during the flood.
-        let step = FLOOD / (BURST - used_by_others);
-        if key % step == step - 1 {
-            effect.others_denied += others.clone().map(|key| u64::from(!allows(key))).sum::<u64>();
-        }
-    }
-    effect
-}
-
-fn check_flood_does_not_free_a_denied_key<A: Algorithm + Copy>(algorithm: A) {
-    // A new key has used one of ten tokens, and a key with more usage stays.
-    let effect = flood(algorithm, WhenFull::Evict, 2);
-    assert_eq!(effect, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
-
-    let effect = flood(algorithm, WhenFull::Deny, 2);
-    assert_eq!((effect.offender_allowed, effect.others_denied), (0, 0));
-    assert!(effect.flood_allowed < 3 * MAX_KEYS, "{effect:?}");
-
-    // Keys whose usage equals the carried-over usage of the flood are not evicted.
-    let effect = flood(algorithm, WhenFull::CarryOver, 9);
-    assert_eq!(effect.offender_allowed, 0);
-    assert!(effect.flood_allowed < 25 * MAX_KEYS, "{effect:?}");
-    assert!(effect.others_denied <= 10, "{effect:?}");
-}
-
-#[test]
-fn bucket_stays_denied_under_a_flood_of_new_keys() {
-    check_flood_does_not_free_a_denied_key(TEN);
-}
-
-/// Window ends differ, and the window of the denied key ends first.
-#[test]
-fn window_stays_denied_under_a_flood_of_new_keys() {
-    check_flood_does_not_free_a_denied_key(FixedWindow::new(Quota::per_day(10)));
 }
 
 /// Returns the number of exhausted new keys that the table admits before a denied key is allowed.
@@ -133,7 +78,7 @@ fn flood_of_exhausted_keys_frees_a_denied_key_only_with_evict() {
 /// A user and a device. One limit counts by user, one by device.
 type Caller = [u64; 2];
 
-/// [`flood`] for three limits: by user, by device, and global. Each has a table of its own.
+/// A flood of single requests under three limits: by user, by device, and global. Each has a table of its own.
 ///
 /// Each flooding request has a new user and a new device, so both tables fill at one rate. One offender has exhausted
 /// its user limit and changes devices. The other has exhausted its device limit and changes users. A request that one
@@ -248,22 +193,6 @@ fn full_of(when_full: WhenFull, used: u64) -> (Memory<u64, Gcra>, ManualClock) {
 }
 
 #[test]
-fn alternating_keys_in_a_full_table_free_each_other_only_with_evict() {
-    let allowed = |when_full| {
-        let (limiter, _) = full_of(when_full, BURST);
-        let mut allowed = [0_u64; 2];
-        for round in 0..1000 {
-            let key = round % 2;
-            allowed[key] += u64::from(limiter.check(&(key as u64), AcquireOptions::default()).is_allowed());
-        }
-        allowed
-    };
-    assert!(allowed(WhenFull::CarryOver).into_iter().all(|count| count <= BURST));
-    assert_eq!(allowed(WhenFull::Deny), [0, 0]);
-    assert!(allowed(WhenFull::Evict).into_iter().sum::<u64>() >= BURST);
-}
-
-#[test]
 fn deny_policy_denies_new_keys_until_a_present_key_is_idle() {
     let (limiter, clock) = full_of(WhenFull::Deny, 1);
     let denied = limiter.check(&7, AcquireOptions::default());
@@ -326,33 +255,6 @@ fn held_key_is_not_evicted() {
     }
 }
 
-/// If every key is held, nothing is evicted and a new key is denied by policy.
-#[test]
-fn table_of_held_keys_denies_new_keys() {
-    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
-        let (limiter, clock) = memory(TEN, 1, when_full);
-        let mut guards = Vec::new();
-        let denied = loop {
-            let key = guards.len() as u64;
-            match hold(&limiter, key, 1) {
-                Some(held) => guards.push(held),
-                None => break key,
-            }
-        };
-        assert!(guards.len() <= limiter.usage()[0].capacity && guards.len() > limiter.usage()[0].capacity / 2);
-        let decision = limiter.check(&denied, AcquireOptions::default());
-        assert_eq!(decision.source(), DecisionSource::NoLimit, "{when_full:?}");
-        assert!(decision.retry_after().is_some_and(|wait| !wait.is_zero()), "{when_full:?}: {decision:?}");
-        assert_eq!(limiter.usage()[0].held_keys, guards.len());
-        // Each release frees one slot.
-        for held in guards {
-            result_of(held.release()).unwrap();
-        }
-        clock.advance(Duration::from_millis(2));
-        assert!(limiter.check(&denied, AcquireOptions::default()).is_allowed(), "{when_full:?}");
-    }
-}
-
 /// If one limit's table is full, the transaction is denied and no limit is charged.
 #[test]
 fn full_table_of_one_limit_charges_no_limit() {
@@ -380,14 +282,6 @@ fn remaining_of<Key>(limiter: &impl Limiter<Key>, key: &Key, limit: &str) -> u64
     decision.limits().iter().find(|status| status.name() == limit).expect("the limit is listed").remaining()
 }
 
-#[test]
-fn shadow_limit_with_a_full_table_denies_no_request() {
-    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let limiter = Memory::builder(Limit::new("new", TEN).shadow()).max_keys(1).when_full(WhenFull::Deny);
-    let limiter = limiter.clock(clock).build().unwrap();
-    assert!((0..1000_u64).all(|key| limiter.check(&key, AcquireOptions::default()).is_allowed()));
-}
-
 /// A shadow limit that denies is not charged, so it takes no slot for the key.
 #[test]
 fn shadow_limit_that_denies_evicts_no_key() {
@@ -401,61 +295,4 @@ fn shadow_limit_that_denies_evicts_no_key() {
     assert!(evicted > 0, "the table is full");
     assert!((1000..2000).all(|key| limiter.check(&key, AcquireOptions::cost(2)).is_allowed()));
     assert_eq!(limiter.usage()[1].evicted, evicted);
-}
-
-/// Charges of a key: (microseconds since the previous charge, cost).
-fn history() -> impl Strategy<Value = Vec<(u64, u64)>> {
-    proptest::collection::vec((0..3_000_000_u64, 1..4_u64), 0..12)
-}
-
-/// A cost that the state with carried-over usage allows is allowed by both original states.
-fn carries_over_at_least_both<A: Algorithm>(
-    algorithm: &A,
-    zero: &A::State,
-    histories: [&[(u64, u64)]; 2],
-    requests: &[(u64, u64)],
-) -> Result<(), TestCaseError> {
-    let mut latest = Timestamp::from_micros(1_800_000_000_000_000);
-    let [mut own, other] = histories.map(|history| {
-        let (mut state, mut at) = (zero.clone(), Timestamp::from_micros(1_800_000_000_000_000));
-        for &(wait, cost) in history {
-            at = at.saturating_add(Duration::from_micros(wait));
-            if algorithm.peek(&state, at, AcquireOptions::cost(cost)) == Verdict::Allowed {
-                algorithm.charge(&mut state, at, Duration::ZERO, cost);
-            }
-        }
-        latest = latest.max(at);
-        state
-    });
-    let before = own.clone();
-    algorithm.carry_over_debt(&mut own, &other, latest);
-    for &(wait, cost) in requests {
-        latest = latest.saturating_add(Duration::from_micros(wait));
-        let allows = |state: &A::State| algorithm.peek(state, latest, AcquireOptions::cost(cost)).is_allowed();
-        prop_assert!(!allows(&own) || (allows(&before) && allows(&other)), "at {latest:?} for {cost}");
-    }
-    Ok(())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
-    #[test]
-    fn carried_over_state_allows_only_what_both_states_allow(
-        one in history(),
-        two in history(),
-        requests in proptest::collection::vec((0..2_000_000_u64, 1..6_u64), 1..12),
-    ) {
-        let quota = Quota::new(7, Duration::from_secs(9));
-        let histories = [&*one, &*two];
-        carries_over_at_least_both(&Gcra::new(quota), &[0; 4], histories, &requests)?;
-        let zero = <FixedWindow as Algorithm>::State::from_numbers(&[]);
-        carries_over_at_least_both(&FixedWindow::new(quota), &zero, histories, &requests)?;
-        carries_over_at_least_both(&FixedWindow::new(quota).aligned_to_clock(), &zero, histories, &requests)?;
-        let window = SlidingWindow::new(quota).blocks(5);
-        carries_over_at_least_both(&window, &Counters::zero(window.counter_words()), histories, &requests)?;
-        let weighted = SlidingWindow::new(quota).blocks(3).weighted();
-        carries_over_at_least_both(&weighted, &Counters::zero(weighted.counter_words()), histories, &requests)?;
-        carries_over_at_least_both(&SlidingLog::new(quota), &HitLog::default(), histories, &requests)?;
-    }
 }

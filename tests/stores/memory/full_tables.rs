@@ -151,6 +151,8 @@ fn held_keys_below_the_capacity_deny_no_new_key() {
             guards.extend(held);
         }
         assert!(guards.len() < 20_000, "{when_full:?}: the table is full");
+        guards.clear();
+        assert!(acquire(&limiter, &30_000, AcquireOptions::default().keep_guard()).held.is_some(), "{when_full:?}");
     }
 }
 

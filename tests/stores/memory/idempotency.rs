@@ -8,12 +8,10 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Chained, Fallback};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Detail, FixedWindow, Gcra, InFlight, Limit, Limiter, ManualClock, Memory, Quota,
-    ReservationId, TokenBucket,
 };
 
 use crate::idempotency_model::{RESULTS, compare, compare_bound};
 use crate::immediate::memory;
-use crate::random::Random;
 use crate::reservation_model::{LIMIT, MAX_IDS, clock, day_or_year};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -41,30 +39,6 @@ async fn idempotency_follows_the_model() {
     println!("{seen:?}");
 }
 
-/// 40,000 requests with one id: whatever their times, at most `1 + repeats` of them pass for each that is charged.
-#[test]
-fn idempotency_bounds_what_one_id_passes() {
-    for (repeats, requests) in [(1, 40_000_u64), (3, 20_000)] {
-        let (clock, mut random, mut passed) = (clock(), Random::new(7), 0_u64);
-        let limiter = window(&clock, 1_000_000);
-        let options = AcquireOptions::cost(1).once("one", repeats, MINUTE);
-        for number in 0..requests {
-            passed += u64::from(limiter.check("mallory", options).is_allowed());
-            // The id is forgotten and remembered again 800 times.
-            if random.below(50) == 0 {
-                clock.advance(if number % 2 == 0 { MINUTE } else { MINUTE / 3 });
-            }
-            if number % 20_000 == 0 {
-                clock.set(clock_start());
-            }
-        }
-        let charged = 1_000_000 - limiter.check("mallory", 0).remaining().expect("a number");
-        println!("{repeats} repeats: {passed} passed, {charged} charged");
-        assert!(passed <= (1 + u64::from(repeats)) * charged, "{passed}, {charged}");
-        assert!(charged < passed, "some repeats pass");
-    }
-}
-
 #[tokio::test]
 async fn idempotency_bounds_what_one_id_passes_if_it_is_settled_late() {
     let clock = clock();
@@ -74,22 +48,6 @@ async fn idempotency_bounds_what_one_id_passes_if_it_is_settled_late() {
         let (passed, charged) = compare_bound(&limiter, &clock, seed).await;
         assert!(passed > charged, "some repeats pass: {passed}, {charged}");
     }
-}
-
-fn clock_start() -> tower_ratelimit::Timestamp {
-    tower_ratelimit::Clock::now(&clock())
-}
-
-/// The bound is reached: one request and its repeat in each minute.
-#[test]
-fn idempotency_passes_the_bound_of_a_patient_client() {
-    let (clock, mut passed) = (clock(), 0);
-    let limiter = window(&clock, 10);
-    for _ in 0..100 {
-        passed += [(); 2].iter().filter(|()| limiter.check("alice", once(1, "a")).is_allowed()).count();
-        clock.advance(MINUTE);
-    }
-    assert_eq!(passed, 20, "twice the limit");
 }
 
 #[test]
@@ -110,19 +68,6 @@ fn idempotency_of_concurrent_calls_charges_one_of_two() {
     assert_eq!(limiter.check("alice", 0).remaining(), Some(9_000));
 }
 
-#[test]
-fn idempotency_remembers_no_denied_request() {
-    let clock = clock();
-    let limiter = window(&clock, 10);
-    assert!(limiter.check("alice", 8).is_allowed());
-    assert!(!limiter.check("alice", once(3, "a")).is_allowed());
-    let _ = limiter.reset("alice").try_ready();
-    assert_eq!(limiter.check("alice", once(3, "a")).remaining(), Some(7), "charged");
-    assert_eq!(limiter.check("alice", once(3, "a")).remaining(), Some(7));
-    assert!(limiter.check("alice", 7).is_allowed());
-    assert!(!limiter.check("alice", once(3, "b")).is_allowed());
-}
-
 /// A repeat passes although nothing remains, and a block denies it.
 #[tokio::test]
 async fn idempotency_is_decided_like_a_cost_of_zero() {
@@ -136,20 +81,6 @@ async fn idempotency_is_decided_like_a_cost_of_zero() {
     assert!(!limiter.check("alice", once(5, "b")).is_allowed());
     clock.advance(MINUTE / 2);
     assert!(limiter.check("alice", once(5, "b")).is_allowed(), "a denied repeat does not count");
-}
-
-#[test]
-fn idempotency_counts_within_its_key_and_apart_from_reservation_ids() {
-    let clock = clock();
-    let limiter = window(&clock, 100);
-    assert_eq!(limiter.check("alice", once(10, "a")).remaining(), Some(90));
-    assert_eq!(limiter.check("bob", once(10, "a")).remaining(), Some(90));
-    let hold = limiter.acquire("alice", AcquireOptions::cost(20).id("a").hold());
-    let Ok(Ok(outcome)) = hold.try_ready() else { panic!("no error") };
-    assert_eq!(outcome.decision.remaining(), Some(70), "the hold is no repeat of the request");
-    assert_eq!(limiter.check("alice", once(10, "a")).remaining(), Some(70));
-    limiter.settle("alice", "a", 5).try_ready().expect("ready").expect("settled");
-    assert_eq!(limiter.check("alice", 0).remaining(), Some(85));
 }
 
 /// Each limit is charged its own difference. A limit on requests in flight holds the whole cost of each repeat.
@@ -210,79 +141,6 @@ async fn idempotency_of_held_costs_charges_the_greatest_actual_cost() {
     small().await.release().await.expect("released");
     small().await.settle(7).await.expect("settled");
     assert_eq!(left(), 25, "a released request buys no repeat");
-}
-
-/// The theorem of holds with repeats: with each request placed at its start, no window admits more than the bucket's bound.
-#[tokio::test]
-async fn idempotency_keeps_the_bound_of_the_bucket() {
-    const BURST: u64 = 50;
-    let (mut repeats, mut charged) = (0_u64, 0_u64);
-    for seed in 0..100 {
-        let (mut random, clock) = (Random::new(seed), ManualClock::new());
-        let limiter = Memory::builder(TokenBucket::new(Quota::per_second(10)).burst(BURST)).clock(clock.clone());
-        let limiter: Memory<str, _> = limiter.build().expect("limits");
-        let mut admitted: Vec<(u64, u64)> = Vec::new();
-        let mut known: HashMap<u64, (u64, u16, u64)> = HashMap::new();
-        for _ in 0..400 {
-            let now = tower_ratelimit::Clock::now(&clock).as_micros();
-            if random.below(3) == 0 {
-                clock.advance(Duration::from_micros(random.below(400_000)));
-                continue;
-            }
-            let (id, cost) = (random.below(40), random.below(20));
-            let options = AcquireOptions::cost(cost).once(&format!("{id}"), 1, Duration::from_secs(2));
-            if !limiter.check("alice", options).is_allowed() {
-                continue;
-            }
-            known.retain(|_, (_, _, at)| now < *at + 2_000_000);
-            let charge = match known.get_mut(&id) {
-                Some((before, left, _)) if *left > 0 => {
-                    repeats += 1;
-                    *left = 0;
-                    cost.saturating_sub(*before)
-                }
-                Some(_) => cost,
-                None => {
-                    known.insert(id, (cost, 1, now));
-                    cost
-                }
-            };
-            charged += u64::from(charge > 0);
-            admitted.push((now, charge));
-        }
-        for (first, &(from, _)) in admitted.iter().enumerate() {
-            let mut sum = 0;
-            for &(to, cost) in &admitted[first..] {
-                sum += cost;
-                assert!(sum * 100_000 <= BURST * 100_000 + (to - from), "seed {seed}: {sum} in {} us", to - from);
-            }
-        }
-    }
-    assert!(repeats > 1_000 && charged > 1_600, "{repeats}, {charged}");
-}
-
-/// 100,000 ids of one key take the memory of 10,000, and no other key's ids or quota.
-#[test]
-fn idempotency_attack_takes_bounded_memory_and_no_quota_of_others() {
-    let clock = clock();
-    let limiter = window(&clock, 200_000);
-    assert!(limiter.check("alice", once(100, "a")).is_allowed());
-    for id in 0..100_000_u64 {
-        let options = AcquireOptions::cost(1).once(ReservationId::new(id.to_be_bytes()), 1, MINUTE);
-        assert!(limiter.check("mallory", options).is_allowed());
-    }
-    assert_eq!(limiter.check("mallory", 0).remaining(), Some(100_000));
-    for (id, is_repeat) in [(0_u64, true), (9_999, true), (10_000, false), (99_999, false)] {
-        let options = AcquireOptions::cost(1).once(ReservationId::new(id.to_be_bytes()), 1, MINUTE);
-        let before = limiter.check("mallory", 0).remaining();
-        let after = limiter.check("mallory", options).remaining();
-        assert_eq!(after == before, is_repeat, "only the first 10,000 ids are remembered: {id}");
-    }
-    assert_eq!(limiter.check("alice", once(100, "a")).remaining(), Some(199_900), "alice's id is remembered");
-    clock.advance(MINUTE);
-    let later = AcquireOptions::cost(1).once("later", 1, MINUTE);
-    let left = limiter.check("mallory", later).remaining();
-    assert_eq!(limiter.check("mallory", later).remaining(), left, "old ids make room");
 }
 
 #[tokio::test]

@@ -1,13 +1,11 @@
-//! Limits on requests in flight, in memory: against a model, and with what `several_limits` does not have.
+//! Limits on requests in flight, in memory: what `several_limits` and `near_limit` do not have.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use proptest::prelude::*;
 use tower_ratelimit::limiter::{Chained, Held, Outcome};
 use tower_ratelimit::{
     AcquireOptions, Detail, DynLimit, Error, FixedWindow, InFlight, Limit, LimitStatus, Limiter, ManualClock, Memory,
-    Quota, WhenFull, per_key,
+    Quota,
 };
 
 use crate::immediate::{acquire, memory, peek};
@@ -111,28 +109,6 @@ fn in_flight_without_a_kept_guard_is_an_error() {
 }
 
 #[test]
-fn in_flight_requests_keep_their_slot_in_a_full_table() {
-    for when_full in [WhenFull::Evict, WhenFull::CarryOver, WhenFull::Deny] {
-        let limiter = Memory::builder(InFlight::new(1)).max_keys(10).when_full(when_full).build().expect("a limiter");
-        let mut guards = Vec::new();
-        let mut denied = 0;
-        for key in 0..1000_u64 {
-            match acquire(&limiter, &key, request(1)).held {
-                Some(held) => guards.push((key, held)),
-                None => denied += 1,
-            }
-        }
-        assert!(guards.len() >= 10 && denied > 0, "{when_full:?}");
-        for (key, _) in &guards {
-            assert!(!acquire(&limiter, key, request(1)).decision.is_allowed(), "{when_full:?}");
-        }
-        let key = guards[0].0;
-        guards.clear();
-        assert!(acquire(&limiter, &key, request(1)).decision.is_allowed(), "{when_full:?}");
-    }
-}
-
-#[test]
 fn in_flight_survives_administrative_operations_and_a_replaced_maximum() {
     let limits = |max| vec![DynLimit::<str>::new(Limit::new("streams", InFlight::new(max)))];
     let limiter = Memory::new(limits(2));
@@ -150,55 +126,4 @@ fn in_flight_survives_administrative_operations_and_a_replaced_maximum() {
     done(limiter.block("streams", "alice", MINUTE));
     let blocked = acquire(&limiter, "alice", request(1)).decision;
     assert!(!blocked.is_allowed() && !blocked.is_estimate());
-}
-
-proptest! {
-    /// The law, against a model without a table: a request is allowed if and only if the sum of the costs in flight
-    /// stays within the maximum, and if the window has room for it. The maximum depends on the tier in the key.
-    #[test]
-    fn in_flight_agrees_with_a_model(steps in prop::collection::vec((0..4_u8, 0..3_u64, 0..5_u64, any::<u8>()), 1..200)) {
-        let clock = ManualClock::new();
-        let max = |key: &u64| 3 + *key;
-        let limits = (
-            Limit::new("streams", per_key(move |key: &u64| InFlight::new(max(key)))),
-            Limit::new("minute", FixedWindow::new(Quota::per_minute(20))).keyed_by(|_: &u64| ()),
-        );
-        let limiter = memory(limits, &clock);
-        let mut flights: VecDeque<(u64, u64, Held)> = VecDeque::new();
-        let (mut charged, mut window_ends) = (0, None);
-        let mut now = Duration::ZERO;
-        for (action, key, cost, pick) in steps {
-            match action {
-                0 | 1 => {
-                    if window_ends.is_some_and(|end| end <= now) {
-                        (charged, window_ends) = (0, None);
-                    }
-                    let in_flight: u64 = flights.iter().filter(|flight| flight.0 == key).map(|flight| flight.1).sum();
-                    let expected = in_flight + cost <= max(&key) && charged + cost <= 20;
-                    let outcome = acquire(&limiter, &key, request(cost));
-                    prop_assert_eq!(outcome.decision.is_allowed(), expected);
-                    prop_assert_eq!(outcome.held.is_some(), expected && cost > 0);
-                    if let Some(held) = outcome.held {
-                        charged += cost;
-                        window_ends.get_or_insert(now + MINUTE);
-                        flights.push_back((key, cost, held));
-                    }
-                }
-                2 if !flights.is_empty() => {
-                    let index = usize::from(pick) % flights.len();
-                    let (_, _, held) = flights.remove(index).unwrap();
-                    match pick % 3 {
-                        0 => drop(held),
-                        1 => drop(held.release()),
-                        _ => drop(held.settle(u64::from(pick))),
-                    }
-                }
-                _ => {
-                    let step = Duration::from_secs(u64::from(pick) % 40);
-                    now += step;
-                    clock.advance(step);
-                }
-            }
-        }
-    }
 }

@@ -263,18 +263,6 @@ fn mark_of_a_shadow_is_signalled_and_is_no_mark_of_the_decision() {
 }
 
 #[test]
-fn peeks_denials_and_limits_without_a_mark_cross_nothing() {
-    let limiter = memory(bucket("api", 1).warn_at(1.0), &ManualClock::new());
-    let is_signal = |decision: &Decision| (decision.limits()[0].is_near_limit(), decision.limits()[0].crossed_mark());
-    assert_eq!(is_signal(&ready(limiter.peek("alice", AcquireOptions::default()))), (false, false));
-    assert_eq!(is_signal(&limiter.check("alice", 1)), (true, true));
-    assert_eq!(is_signal(&limiter.check("alice", 1)), (true, false));
-    assert_eq!(is_signal(&ready(limiter.peek("alice", AcquireOptions::default()))), (true, false));
-    let unmarked = memory(bucket("api", 1), &ManualClock::new());
-    assert_eq!(is_signal(&unmarked.check("alice", 1)), (false, false));
-}
-
-#[test]
 fn chained_signals_the_crossings_of_both_limiters_if_both_allow() {
     let (clock, events) = (ManualClock::new(), Events::default());
     let part = |limit| memory::<str, _>(limit, &clock);

@@ -128,19 +128,44 @@ fn race_for_one_request_in_flight_starts_one() {
     }
 }
 
-/// The table of the replaced limit is taken over while the other thread charges it.
+/// The table of the replaced limit is taken over while the other thread charges it and blocks another key.
 #[test]
 fn race_of_a_replacement_and_a_charge_loses_no_charge() {
-    let limit = |most| vec![DynLimit::<str>::new(Limit::new("limit", FixedWindow::new(hourly(most))))];
     for _ in 0..ROUNDS {
-        let limiter = Memory::builder(limit(1)).max_keys(1).clock(ManualClock::new()).build().expect("a limiter");
+        let limiter = Memory::builder(listed(1)).max_keys(1).clock(ManualClock::new()).build().expect("a limiter");
         let replace = || {
-            limiter.replace(limit(3)).expect("valid limits");
+            limiter.replace(listed(3)).expect("valid limits");
             count_allowed(&limiter, "key", 1)
         };
-        let charged = race(replace, || count_allowed(&limiter, "key", 2));
+        let charge_and_block = || {
+            let charged = count_allowed(&limiter, "key", 2);
+            let blocked = limiter.block("limit", "other", Duration::from_secs(9)).try_ready();
+            blocked.expect("the memory store returns ready results").expect("the memory store returns no error");
+            charged
+        };
+        let charged = race(replace, charge_and_block);
         assert_eq!(remaining(&limiter, "key"), Some(3 - charged));
+        assert_eq!(count_allowed(&limiter, "other", 1), 0, "the block is kept");
     }
+}
+
+/// Both threads add the limit, and charge it.
+#[test]
+fn race_of_two_replacements_keeps_the_charges_between_them() {
+    for _ in 0..ROUNDS {
+        let limiter = Memory::builder(Vec::new()).allow_no_limits().max_keys(1).clock(ManualClock::new());
+        let limiter = limiter.build().expect("a limiter");
+        let replace_and_charge = || {
+            limiter.replace(listed(9)).expect("valid limits");
+            count_allowed(&limiter, "key", 2)
+        };
+        let charged = race(replace_and_charge, replace_and_charge);
+        assert_eq!((charged, remaining(&limiter, "key")), (4, Some(5)));
+    }
+}
+
+fn listed(most: u64) -> Vec<DynLimit<str>> {
+    vec![DynLimit::new(Limit::new("limit", FixedWindow::new(hourly(most))))]
 }
 
 /// A denial that was decided before a reset is not cached after it.

@@ -90,7 +90,9 @@ impl Operation {
             Self::Settle { key, id, actual } => settled(limiter.settle(KEYS[key], &text(id), actual).await),
             Self::Release { key, id } => settled(limiter.release(KEYS[key], &text(id)).await),
             Self::Check { key, cost } => {
-                let decision = limiter.check(KEYS[key], cost).await.expect("a decision");
+                // A call that charges reads no id.
+                let options = AcquireOptions::cost(cost).id(&text(cost)).repeats(1);
+                let decision = limiter.check(KEYS[key], options).await.expect("a decision");
                 if decision.is_allowed() { "allowed".into() } else { "denied".into() }
             }
             Self::Advance { spans } => {

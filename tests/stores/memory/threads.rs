@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
@@ -188,39 +189,60 @@ fn with_usage<L: MemoryLimits<u64> + 'static>(
     (boxed, Box::new(move || limiter.usage().into_iter().map(|usage| (usage.limit, usage.held)).collect()))
 }
 
-/// The two lists share their tables in another order. Decisions lock by table, so none waits for another one for ever, also
-/// with many more threads than processors: each charges both limits once.
+/// The two lists share their tables in another order, with other numbers. Decisions lock by table, so none waits for another
+/// one for ever, also with many more threads than processors: each charge and each settlement counts once in each limit.
 #[test]
 fn replacements_in_two_orders_under_load_charge_every_decision_once() {
     const THREADS: u64 = 64;
     const EACH: u64 = 300;
-    const LIMIT: u64 = 1 << 40;
+    const LIMIT: u64 = 1_000_000;
     let limits = |is_reversed: bool| {
-        let mut limits: Vec<DynLimit<str>> =
-            ["a", "b"].map(|name| DynLimit::new(Limit::new(name, FixedWindow::new(hourly(LIMIT))))).into();
+        // A whole number of microseconds for each token.
+        let quota = Quota::new(if is_reversed { LIMIT / 2 } else { LIMIT }, Duration::from_secs(1_000));
+        let mut limits: Vec<DynLimit<str>> = vec![
+            DynLimit::new(Limit::new("bucket", Gcra::new(quota))),
+            DynLimit::new(Limit::new("fixed", FixedWindow::new(quota))),
+            DynLimit::new(Limit::new("sliding", SlidingWindow::new(quota))),
+            DynLimit::new(Limit::new("log", SlidingLog::new(quota))),
+        ];
         if is_reversed {
             limits.reverse();
         }
         limits
     };
-    let limiter = Memory::builder(limits(false)).clock(ManualClock::new()).build().expect("valid limits");
-    let decided = limiter.clone();
+    let limiter = Memory::builder(limits(false)).max_keys(100).max_heap_bytes(usize::MAX).clock(ManualClock::new());
+    let limiter = limiter.build().expect("valid limits");
+    let (decided, charged) = (limiter.clone(), Arc::new(AtomicU64::new(0)));
+    let sum = Arc::clone(&charged);
     with_timeout(move || {
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
-                let decided = &decided;
+                let (decided, sum) = (&decided, &sum);
                 scope.spawn(move || {
+                    let mut held = Vec::new();
                     for number in 0..EACH {
+                        // Some holds are settled later, some at more.
+                        held.push(acquire(decided, "key", immediate(3).hold()).held.expect("allowed"));
+                        if number % 5 == 0 {
+                            for (index, held) in held.drain(..).enumerate() {
+                                let actual = [0, 1, 3, 4][index % 4];
+                                held.settle(actual).try_ready().expect("ready").expect("settled");
+                                sum.fetch_add(actual, Ordering::Relaxed);
+                            }
+                        }
                         assert!(decided.check("key", 1).is_allowed());
+                        sum.fetch_add(1, Ordering::Relaxed);
                         if number % 10 == thread % 10 {
                             decided.replace(limits(number % 20 < 10)).expect("valid limits");
                         }
                     }
+                    sum.fetch_add(3 * held.len() as u64, Ordering::Relaxed);
                 });
             }
         });
     });
+    limiter.replace(limits(false)).expect("valid limits");
     let decision = limiter.check("key", AcquireOptions::cost(0).detail(Detail::All));
     let remaining: Vec<_> = decision.limits().iter().map(tower_ratelimit::LimitStatus::remaining).collect();
-    assert_eq!(remaining, [LIMIT - THREADS * EACH; 2]);
+    assert_eq!(remaining, [LIMIT - charged.load(Ordering::Relaxed); 4]);
 }
