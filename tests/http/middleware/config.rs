@@ -2,9 +2,6 @@
 //! replaced under load keep their usage exactly.
 
 use std::collections::BTreeMap;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -18,7 +15,6 @@ use tower_ratelimit::{
 };
 
 use crate::random::Random;
-use crate::support::NOTIFICATIONS;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -791,33 +787,6 @@ fn replace_distinguishes_function_pointer_sub_keys_by_name() {
     assert_eq!(left(&limiter, &caller), named([("x", 10)]));
 }
 
-/// A limit with another number of blocks is the same limit, and keeps its usage.
-#[test]
-fn replace_keeps_usage_when_the_number_of_blocks_changes() {
-    let clock = ManualClock::new();
-    let limits = |blocks: u64| {
-        let window = SlidingWindow::new(Quota::per_hour(10)).blocks(blocks);
-        vec![DynLimit::new(Limit::new("x", window).keyed_by(|key: &Caller| key.user))]
-    };
-    let limiter = memory(limits(10), &clock);
-    let _ = limiter.check(&ALICE, AcquireOptions::cost(2));
-    let held = hold(&limiter, &ALICE, 5);
-    for blocks in [6, 60, 1, 10, 60] {
-        limiter.replace(limits(blocks)).unwrap();
-        assert_eq!(left(&limiter, &ALICE), named([("x", 3)]), "{blocks} blocks");
-    }
-    clock.advance(10 * MINUTE);
-    let _ = limiter.check(&ALICE, AcquireOptions::cost(1));
-    settle(held, 0);
-    assert_eq!(left(&limiter, &ALICE), named([("x", 7)]));
-    // The first charge counts until an hour after its block of six minutes; the second for an hour, and a block
-    // of one minute.
-    clock.advance(56 * MINUTE);
-    assert_eq!(left(&limiter, &ALICE), named([("x", 9)]));
-    clock.advance(5 * MINUTE);
-    assert_eq!(left(&limiter, &ALICE), named([("x", 10)]));
-}
-
 #[test]
 fn invalid_replace_leaves_the_limits_unchanged() {
     let clock = ManualClock::new();
@@ -934,128 +903,6 @@ fn replace_keeps_capacity_policy() {
     assert!(!denies_when_full(&limiter), "an enforced limit made shadow never denies");
     limiter.replace(keys_with_limit(limit())).unwrap();
     assert!(denies_when_full(&limiter));
-}
-
-/// How many replacements there are under load.
-const REPLACEMENTS: u64 = 24;
-
-/// Several threads hold and settle while the quota is raised and lowered. The final usage is exactly the sum of the
-/// settled costs.
-fn under_load(algorithm: &str) {
-    const THREADS: u64 = 3;
-    const BEFOREHAND: u64 = 1000;
-    const CALLERS: [Caller; 2] = [ALICE, BOB];
-    // Whole microseconds a token, so that a bucket does not round, and quotas high enough never to deny.
-    const QUOTAS: [&str; 2] = ["1_000_000 per 1000s", "500_000 per 1000s"];
-
-    let clock = ManualClock::new();
-    // The log is large, and almost empty.
-    let limiter = Memory::builder(user_limit(algorithm, QUOTAS[0])).max_keys(1000).max_heap_bytes(usize::MAX);
-    let limiter = limiter.clock(clock).build().unwrap();
-    for caller in &CALLERS {
-        assert!(limiter.check(caller, AcquireOptions::cost(BEFOREHAND)).is_allowed());
-    }
-    let (charged, rounds, done) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0), AtomicBool::new(false));
-    let together = Barrier::new(usize::try_from(THREADS).unwrap() + 1);
-    thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (limiter, charged, rounds, done, together) = (&limiter, &charged, &rounds, &done, &together);
-            scope.spawn(move || {
-                together.wait();
-                let mut held = Vec::new();
-                for round in thread.. {
-                    let index = usize::try_from(round % 2).unwrap();
-                    held.push((index, hold(limiter, &CALLERS[index], 3)));
-                    // Some holds are settled immediately, some later, some at more.
-                    if round % 5 == 0 {
-                        for (position, (index, held)) in held.drain(..).enumerate() {
-                            let actual = [0, 1, 3, 4][position % 4];
-                            settle(held, actual);
-                            charged[index].fetch_add(actual, Ordering::Relaxed);
-                        }
-                    }
-                    rounds.fetch_add(1, Ordering::Release);
-                    if done.load(Ordering::Acquire) {
-                        break;
-                    }
-                }
-                for (index, _kept) in held {
-                    charged[index].fetch_add(3, Ordering::Relaxed);
-                }
-            });
-        }
-        together.wait();
-        for replacement in 1..=REPLACEMENTS {
-            // Decisions continue between the replacements.
-            let from = rounds.load(Ordering::Acquire);
-            while rounds.load(Ordering::Acquire) < from + 200 {
-                thread::yield_now();
-            }
-            limiter.replace(user_limit(algorithm, QUOTAS[usize::try_from(replacement % 2).unwrap()])).unwrap();
-        }
-        done.store(true, Ordering::Release);
-    });
-    for (caller, charged) in CALLERS.iter().zip(charged) {
-        let charged = charged.into_inner();
-        assert!(charged > 0);
-        assert_eq!(left(&limiter, caller)["x"], 1_000_000 - BEFOREHAND - charged, "{algorithm}");
-    }
-}
-
-#[test]
-fn replace_under_load_keeps_usage_exact() {
-    let _lock = NOTIFICATIONS.blocking_lock();
-    for algorithm in ["gcra", "token-bucket", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log"] {
-        under_load(algorithm);
-    }
-}
-
-/// A block that returned Ok is effective after a concurrent replacement.
-#[test]
-fn block_during_a_replacement_is_not_lost() {
-    let _lock = NOTIFICATIONS.blocking_lock();
-    for round in 0..3_000 {
-        let clock = ManualClock::new();
-        let limiter = memory(user_limit("fixed-window", "100/h"), &clock);
-        let together = Barrier::new(2);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                together.wait();
-                limiter.block("x", &ALICE, HOUR).try_ready().unwrap().unwrap();
-            });
-            let limits = user_limit("fixed-window", "200/h");
-            together.wait();
-            limiter.replace(limits).unwrap();
-        });
-        assert!(!limiter.check(&ALICE, AcquireOptions::default()).is_allowed(), "round {round}");
-    }
-}
-
-/// A charge between two concurrent replacements is kept by the later one.
-#[test]
-fn concurrent_replacements_keep_the_charges_between_them() {
-    let _lock = NOTIFICATIONS.blocking_lock();
-    let one = |name: &'static str, limit| {
-        DynLimit::new(Limit::new(name, FixedWindow::new(Quota::per_hour(limit))).keyed_by(|key: &Caller| key.user))
-    };
-    for round in 0..3_000 {
-        let clock = ManualClock::new();
-        let limiter = memory_without_limits(&clock);
-        let together = Barrier::new(2);
-        let charged = thread::scope(|scope| {
-            let first = scope.spawn(|| {
-                together.wait();
-                limiter.replace(vec![one("new", 100)]).unwrap();
-                limiter.check(&ALICE, AcquireOptions::cost(5)).is_allowed()
-            });
-            together.wait();
-            limiter.replace(vec![one("new", 200)]).unwrap();
-            first.join().unwrap()
-        });
-        let decision = peek(&limiter, &ALICE);
-        let status = decision.most_restrictive().unwrap();
-        assert!(charged && status.limit() - status.remaining() == 5, "round {round}: {decision:?}");
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,13 +1,10 @@
 //! The layer through its public API: the contract of `tower::Service`, charges, responses, key extractors, and stacks.
 //!
-//! - `readiness`: immediate decisions. An allowed request goes to the instance that was made ready; a rejection
-//!   releases the reserved readiness; clones share only the limiter.
-//! - `pending`: pending decisions keep the ready instance; a future that is dropped at any stage leaks nothing.
+//! - `contract`: an allowed request goes to the instance that was made ready; a rejection releases the reserved readiness;
+//!   a future that is dropped at any stage leaks nothing. `readiness`: what the model of permits does not have.
 //! - `waiting`: a request that waits for its start holds no readiness, and is not charged.
 //! - `queues`, `delays`, `goodput`, `fairness`: the order of waiting requests, their times, what is served under
 //!   overload, and who is served.
-//! - `charges`: which requests are charged. (Settlements are in the tests of `settle`.)
-//! - `limits`: limiters of every type behind the layer.
 //! - `over_http`, `bodies`, `heads`: HTTP responses; `answers`: the other responders.
 //! - `read_ahead`, `uploads`: bodies that are read while requests wait; `rejected_uploads`: bodies that are discarded.
 //! - `in_flight`, `in_flight_bodies`: when a request in flight ends.
@@ -21,9 +18,9 @@
 
 mod answers;
 mod bodies;
-mod charges;
 mod conditions;
 mod config;
+mod contract;
 mod deadlines;
 mod delays;
 mod fairness;
@@ -38,11 +35,9 @@ mod in_axum;
 mod in_flight;
 mod in_flight_bodies;
 mod keys;
-mod limits;
 mod load;
 mod over_http;
 mod pacing;
-mod pending;
 #[path = "../../servers/process.rs"]
 mod process;
 mod queue_rules;

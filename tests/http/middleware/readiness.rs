@@ -1,6 +1,5 @@
 //! The contract of `tower::Service` when decisions are immediate.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -8,55 +7,9 @@ use tokio::sync::Semaphore;
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok, task};
 use tower::Layer;
 use tower::limit::ConcurrencyLimit;
-use tower_ratelimit::response::Rejected;
-use tower_ratelimit::{Limiter, MissingKeyPolicy};
 use tower_test::mock::{self, Mock, Spawn};
 
-use crate::support::{Failure, Limited, Pool, StubLimiter, TestRequest, limited, per_minute, rejecting};
-
-#[test]
-fn admitted_request_goes_to_the_instance_that_was_made_ready() {
-    let lenient = rejecting(StubLimiter::denying()).missing_key(MissingKeyPolicy::Exempt);
-    for (layer, request) in [
-        (rejecting(StubLimiter::allowing()), TestRequest::new("a")),
-        (rejecting(StubLimiter::denying()), TestRequest::new("exempt")),
-        (lenient, TestRequest::WITHOUT_KEY),
-    ] {
-        let pool = Pool::new(1);
-        let mut service = Spawn::new(layer.layer(pool.service()));
-        assert_ready_ok!(service.poll_ready());
-        let ready = service.get_ref().get_ref().instance;
-        assert_eq!(assert_ready_ok!(task::spawn(service.call(request)).poll()), ready);
-        assert_eq!(pool.calls(), [(ready, request)]);
-        assert_eq!(pool.instances(), 1, "the service is not cloned");
-    }
-}
-
-#[test]
-fn immediate_rejection_releases_the_reserved_readiness() {
-    fn check(limiter: impl Limiter<&'static str>, request: TestRequest) {
-        let pool = Pool::new(1);
-        let mut service = limited(pool.service(), limiter);
-        assert_ready_ok!(service.poll_ready());
-        assert_eq!(pool.free(), 0, "readiness has reserved the permit");
-
-        let mut response = task::spawn(service.call(request));
-        assert_eq!(pool.free(), 1, "released in `call`, before the response is polled");
-        let error = assert_ready_err!(response.poll());
-        assert!(error.is::<Rejected>());
-        assert_eq!(pool.calls(), [], "the inner service was not called");
-
-        // The service is not ready, and can be made ready again.
-        assert_ready_ok!(service.poll_ready());
-        assert_eq!(pool.free(), 0);
-    }
-
-    check(StubLimiter::denying(), TestRequest::new("a"));
-    check(StubLimiter::exceeding(), TestRequest::new("a"));
-    check(StubLimiter::failing(), TestRequest::new("a"));
-    check(StubLimiter::allowing(), TestRequest::WITHOUT_KEY);
-    check(per_minute(1).0, TestRequest::WITHOUT_KEY);
-}
+use crate::support::{Limited, Pool, RemoteLimiter, StubLimiter, TestRequest, limited, per_minute, rejecting};
 
 #[test]
 fn rejection_releases_the_permit_of_a_concurrency_limit() {
@@ -80,18 +33,6 @@ fn rejection_releases_the_permit_of_a_concurrency_limit() {
 }
 
 #[test]
-fn service_is_not_ready_after_a_rejection() {
-    let pool = Pool::new(1);
-    let (limiter, _clock) = per_minute(1);
-    let mut service = limited(pool.service(), limiter);
-    assert_ready_ok!(service.poll_ready());
-    assert_ready_err!(task::spawn(service.call(TestRequest::WITHOUT_KEY)).poll());
-
-    let called = catch_unwind(AssertUnwindSafe(|| service.call(TestRequest::new("a"))));
-    assert!(called.is_err(), "the inner service was called without having been made ready");
-}
-
-#[test]
 fn poll_ready_is_woken_by_the_inner_service() {
     let (mut service, mut handle) = limited_mock(StubLimiter::allowing());
     handle.allow(0);
@@ -110,41 +51,19 @@ fn poll_ready_is_woken_by_the_inner_service() {
 }
 
 #[test]
-fn poll_ready_returns_the_error_of_the_inner_service() {
-    let (mut service, mut handle) = limited_mock(StubLimiter::allowing());
-    handle.send_error(Failure);
-    let error = assert_ready_err!(service.poll_ready());
-    assert_eq!(error.downcast_ref(), Some(&Failure), "the service's own error, as it is");
-}
-
-#[test]
-fn response_is_the_error_of_the_inner_service() {
-    let (mut service, mut handle) = limited_mock(StubLimiter::allowing());
+fn closed_store_connection_is_a_rejection() {
+    let (pool, limiter) = (Pool::new(1), RemoteLimiter::default());
+    let mut service = limited(pool.service(), limiter.clone());
     assert_ready_ok!(service.poll_ready());
     let mut response = task::spawn(service.call(TestRequest::new("a")));
-    let Poll::Ready(Some((_, answer))) = handle.poll_request() else { panic!("the request did not arrive") };
-    answer.send_error(Failure);
-    assert_eq!(assert_ready_err!(response.poll()).downcast_ref(), Some(&Failure));
-}
+    assert_pending!(response.poll());
 
-#[test]
-fn clones_share_the_limiter_but_not_readiness() {
-    let pool = Pool::new(2);
-    let (limiter, _clock) = per_minute(2);
-    let mut first = limited(pool.service(), limiter);
-    assert_ready_ok!(first.poll_ready());
-
-    let mut second = first.clone();
-    assert_eq!(pool.free(), 1, "a clone reserves nothing");
-    let called = catch_unwind(AssertUnwindSafe(|| second.call(TestRequest::new("a"))));
-    assert!(called.is_err(), "a clone of a ready service is not ready");
-    // That call was charged before the inner service panicked.
-    assert_ready_ok!(second.poll_ready());
-    assert_eq!(pool.free(), 0, "a clone has its own readiness");
-    assert_ready_ok!(task::spawn(second.call(TestRequest::new("a"))).poll());
-
-    let error = assert_ready_err!(task::spawn(first.call(TestRequest::new("a"))).poll());
-    assert!(error.is::<Rejected>(), "the clone used both");
+    drop(limiter.next_acquire());
+    let error = assert_ready_err!(response.poll());
+    assert_eq!(error.to_string(), "rate limiter unavailable");
+    let source = std::error::Error::source(&*error).expect("the cause").to_string();
+    assert_eq!(source, "the store closed the connection");
+    assert_eq!(pool.free(), 1);
 }
 
 #[test]

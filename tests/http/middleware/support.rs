@@ -370,7 +370,6 @@ pub(crate) struct RemoteLimiter(Arc<Mutex<VecDeque<PendingDecision>>>);
 /// An acquire of [`RemoteLimiter`] without a decision yet.
 pub(crate) struct PendingDecision {
     pub(crate) key: &'static str,
-    pub(crate) options: AcquireOptions,
     sender: oneshot::Sender<Result<Decision, Error>>,
 }
 
@@ -393,9 +392,9 @@ impl PendingDecision {
 }
 
 impl Limiter<&'static str> for RemoteLimiter {
-    fn acquire(&self, &key: &&'static str, options: AcquireOptions) -> LimiterFuture<Outcome> {
+    fn acquire(&self, &key: &&'static str, _: AcquireOptions) -> LimiterFuture<Outcome> {
         let (sender, receiver) = oneshot::channel();
-        self.0.lock().unwrap().push_back(PendingDecision { key, options, sender });
+        self.0.lock().unwrap().push_back(PendingDecision { key, sender });
         LimiterFuture::pending(async {
             let result = receiver.await.map_err(|_| Error::unavailable("the store closed the connection"))?;
             result.map(Outcome::from)
