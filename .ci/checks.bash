@@ -113,7 +113,7 @@ lease_model() {
 # The tests that depend on the server's version: scripts, commands, expiry, permissions, errors. Left out are the slow
 # tests of load and fail-over, and most differential tests.
 readonly on_other_servers=(
-    addresses:: basics:: circuit_breaker:: clock:: differential::memory_and_redis_agree:: exactness:: keys:: lua:: order:: ttl::
+    addresses:: circuit_breaker:: clock:: differential::memory_and_redis_agree:: exactness:: keys:: lua:: order:: ttl::
 )
 
 # Cluster and fail-over: the slow suites, once, on the server that differs most.

@@ -1,18 +1,9 @@
 //! Requests that are charged once for an id, in Redis: by any replica, whatever reply is lost.
 
-use std::collections::HashMap;
-use std::time::Duration;
-
-use tower_ratelimit::{
-    AcquireOptions, Costs, Detail, FixedWindow, InFlight, Limit, LimitStatus, Limiter, Quota, Redis, SlidingLog,
-    SlidingWindow, TokenBucket,
-};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Quota, Redis};
 
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
-use crate::idempotency_model::{RESULTS, compare, compare_bound};
-use crate::ids::{HUNDRED, LossyServer, MINUTE, in_redis_and_memory, left, with_clock};
-use crate::random::Random;
-use crate::reservation_model::{LIMIT, SPAN, clock, day_or_year};
+use crate::ids::{HUNDRED, LossyServer, MINUTE, left};
 use crate::server::Server;
 
 fn once(cost: u64, id: &str) -> AcquireOptions {
@@ -21,111 +12,6 @@ fn once(cost: u64, id: &str) -> AcquireOptions {
 
 async fn passes(limiter: &Redis<str>, key: &str, options: AcquireOptions) -> bool {
     acquire(limiter, key, options).await.expect("an answer").decision.is_allowed()
-}
-
-#[tokio::test]
-async fn idempotency_follows_the_model_in_redis() {
-    let (server, mut seen) = (Server::start(), HashMap::new());
-    for seed in 0..30 {
-        let clock = clock();
-        let limiter = with_clock(server.open(), &format!("api{seed}"), day_or_year(seed), &clock);
-        compare(&limiter, &clock, seed, &mut seen).await;
-    }
-    for result in RESULTS {
-        assert!(seen.get(result).copied().unwrap_or(0) > 10, "{result}: {seen:?}");
-    }
-}
-
-#[tokio::test]
-async fn idempotency_bounds_what_one_id_passes_if_it_is_settled_late_in_redis() {
-    let (server, clock) = (Server::start(), clock());
-    for seed in 0..20 {
-        let window = FixedWindow::new(Quota::per_day(1_000_000));
-        let limiter = with_clock(server.open(), &format!("api{seed}"), window, &clock);
-        let (passed, charged) = compare_bound(&limiter, &clock, seed).await;
-        assert!(passed > charged, "some repeats pass: {passed}, {charged}");
-    }
-}
-
-/// Decisions, numbers and holds are those of `Memory`, under every kind of algorithm.
-#[tokio::test]
-async fn idempotency_decides_as_in_memory_under_every_algorithm() {
-    let server = Server::start();
-    let quota = Quota::new(LIMIT, Duration::from_micros(100 * SPAN));
-    let (mut allowed, mut denied) = (0, 0);
-    for seed in 0..4 {
-        let clock = clock();
-        let pairs = [
-            in_redis_and_memory!(server, format!("bucket{seed}"), &clock, TokenBucket::new(quota)),
-            in_redis_and_memory!(server, format!("window{seed}"), &clock, SlidingWindow::new(quota)),
-            in_redis_and_memory!(server, format!("log{seed}"), &clock, SlidingLog::new(quota)),
-            in_redis_and_memory!(
-                server,
-                format!("three{seed}"),
-                &clock,
-                (
-                    Limit::new("all", TokenBucket::new(quota)).keyed_by(|_: &str| 0_u64),
-                    Limit::new("fixed", FixedWindow::new(quota)).fixed_cost(3),
-                    Limit::new("unit", FixedWindow::new(quota)).cost_of("output"),
-                    Limit::new("open", InFlight::new(LIMIT)),
-                )
-            ),
-            in_redis_and_memory!(server, format!("calendar{seed}"), &clock, day_or_year(1)),
-        ];
-        for (kind, (redis, memory)) in pairs.iter().enumerate() {
-            let (mut random, mut guards, mut open) = (Random::new(seed), Vec::new(), Vec::new());
-            for step in 0..60 {
-                if random.below(4) == 0 {
-                    clock.advance(Duration::from_micros(random.below(3) * SPAN));
-                }
-                let (id, cost, output) = (random.below(5), random.below(20), random.below(20));
-                let costs = Costs::from(cost);
-                let costs = if kind == 3 { costs.add("output", output) } else { costs };
-                let remember = Duration::from_micros(4 * SPAN);
-                let mut options = AcquireOptions::from(costs).once(&format!("{id}"), 2, remember).keep_guard();
-                let settles = random.below(3) == 0;
-                if settles {
-                    options = options.hold();
-                }
-                let options = options.detail(Detail::All);
-                let [in_redis, in_memory] =
-                    [redis.acquire("alice", options).await, memory.acquire("alice", options).await]
-                        .map(|outcome| outcome.expect("a decision"));
-                let context = format!("seed {seed}, limits {kind}, step {step}, {options:?}");
-                let numbers = |decision: &tower_ratelimit::Decision| {
-                    let of_limit = |limit: &LimitStatus| (limit.name().to_owned(), limit.verdict(), limit.remaining());
-                    (decision.verdict(), decision.limits().iter().map(of_limit).collect::<Vec<_>>())
-                };
-                assert_eq!(numbers(&in_redis.decision), numbers(&in_memory.decision), "{context}");
-                if in_redis.decision.is_allowed() {
-                    allowed += 1;
-                } else {
-                    denied += 1;
-                }
-                let held = [in_redis.held, in_memory.held].into_iter().flatten();
-                if settles {
-                    open.push(held.collect::<Vec<_>>());
-                } else {
-                    guards.extend(held);
-                }
-                // Some are settled late, and in another order.
-                if !open.is_empty() && random.below(3) > 0 {
-                    let actual = random.below(25);
-                    for held in open.swap_remove(random.index(open.len())) {
-                        held.settle(actual).await.expect("settled");
-                    }
-                }
-                if random.below(8) == 0 {
-                    // Both stores release what is in flight.
-                    for guard in guards.drain(..) {
-                        guard.release().await.expect("released");
-                    }
-                }
-            }
-        }
-    }
-    println!("{allowed} allowed, {denied} denied");
-    assert!(allowed > 200 && denied > 60, "{allowed}, {denied}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

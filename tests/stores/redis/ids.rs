@@ -1,5 +1,4 @@
-//! What the tests of ids share: limiters with a clock of the test, in Redis and in memory, and a server whose replies are
-//! lost.
+//! What the tests of ids share: a limiter with a clock of the test, and a server whose replies are lost.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +8,10 @@ use tower_ratelimit::{AcquireOptions, BoxLimiter, FixedWindow, Limiter, ManualCl
 
 use crate::helpers::{LONG_DEADLINE, redis_limiter};
 use crate::proxy::Proxy;
-use crate::reservation_model::{LIMIT, MAX_IDS};
 use crate::server::Server;
 
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
-pub(crate) const HUNDRED: Quota = Quota::per_day(LIMIT);
+pub(crate) const HUNDRED: Quota = Quota::per_day(100);
 
 pub(crate) async fn left<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key) -> u64 {
     let peeked = limiter.peek(key, AcquireOptions::cost(0)).await.expect("an answer");
@@ -29,7 +27,7 @@ pub(crate) fn with_clock(
 ) -> BoxLimiter<str> {
     let builder = Redis::builder(server, name, limits).deadline(LONG_DEADLINE).clock_for_tests(clock.clone());
     let builder = builder.hold_expiry(24 * 60 * MINUTE);
-    BoxLimiter::new(builder.max_reservation_ids(MAX_IDS).build().expect("limits"))
+    BoxLimiter::new(builder.build().expect("limits"))
 }
 
 /// A limiter behind a proxy that loses replies, and one beside the proxy.
@@ -63,20 +61,3 @@ impl LossyServer {
         is_lost
     }
 }
-
-/// The limits in Redis and in memory, as `BoxLimiter`s: `(server, name, clock, limits)`.
-macro_rules! in_redis_and_memory {
-    ($server:expr, $name:expr, $clock:expr, $limits:expr) => {
-        (
-            $crate::ids::with_clock($server.open(), &$name, $limits, $clock),
-            tower_ratelimit::BoxLimiter::<str>::new(
-                tower_ratelimit::Memory::builder($limits)
-                    .clock($clock.clone())
-                    .max_reservation_ids($crate::reservation_model::MAX_IDS)
-                    .build()
-                    .expect("limits"),
-            ),
-        )
-    };
-}
-pub(crate) use in_redis_and_memory;

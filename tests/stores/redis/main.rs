@@ -6,7 +6,6 @@
 mod mistake;
 
 mod addresses;
-mod basics;
 mod batch_work;
 mod calendar;
 mod cancellation;
@@ -35,8 +34,6 @@ mod goodput;
 mod helpers;
 mod holds;
 mod idempotency;
-#[path = "../memory/idempotency_model.rs"]
-mod idempotency_model;
 mod idle_connections;
 mod ids;
 mod in_flight;
@@ -64,8 +61,6 @@ mod proxy;
 #[path = "../../../src/random.rs"]
 mod random;
 mod reservation_ids;
-#[path = "../memory/reservation_model.rs"]
-mod reservation_model;
 mod routes;
 #[allow(clippy::float_cmp, reason = "the numbers are whole")]
 mod script_model;
