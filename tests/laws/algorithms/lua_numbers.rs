@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::algorithm::{Algorithm, Counters, HitLog, LuaAlgorithm};
+use tower_ratelimit::algorithm::{Algorithm, Counters, LuaAlgorithm};
 use tower_ratelimit::{
-    AcquireOptions, FixedWindow, Gcra, InFlight, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog,
-    SlidingWindow, Timestamp, TokenBucket,
+    AcquireOptions, FixedWindow, Gcra, LeakyQueue, LimitSnapshot, Quota, SlidingLog, SlidingWindow, Timestamp,
 };
 
 use crate::algorithm_ext::AlgorithmExt as _;
@@ -20,27 +19,6 @@ type Charges = Vec<(u64, u64, u64)>;
 
 proptest! {
     #![proptest_config(cases(80))]
-
-    #[test]
-    fn bucket_parameters_equal_the_definition(quota in quota(), burst in 1u64..100, cost in 0u64..120) {
-        check_bucket(&params(&Gcra::new(quota).burst(burst), cost), quota, burst, cost, 0)?;
-        check_bucket(&params(&TokenBucket::new(quota).burst(burst), cost), quota, burst, cost, 0)?;
-        check_bucket(&params(&LeakyBucket::new(quota).burst(burst), cost), quota, burst, cost, 0)?;
-        check_bucket(&params(&LeakyQueue::new(quota).max_waiting(burst - 1), cost), quota, burst, cost, 1)?;
-    }
-
-    #[test]
-    fn window_parameters_equal_the_definition(quota in quota(), blocks in 1u64..=6, cost in any::<u64>()) {
-        let (limit, period) = (quota.limit(), micros(quota.period()));
-        prop_assert_eq!(params(&FixedWindow::new(quota), cost), [limit, period, cost, 0, 0, 0, 0, 0]);
-        let aligned = FixedWindow::new(quota).aligned_to_clock();
-        prop_assert_eq!(params(&aligned, cost), [limit, period, cost, 1, 0, 0, 0, 0]);
-        let window = SlidingWindow::new(quota).blocks(blocks);
-        prop_assert_eq!(params(&window, cost), [limit, period / blocks, blocks, cost, 0]);
-        prop_assert_eq!(params(&window.weighted(), cost), [limit, period / blocks, blocks, cost, 1]);
-        prop_assert_eq!(params(&SlidingLog::new(quota), cost), [limit, period, cost]);
-        prop_assert_eq!(params(&InFlight::new(limit), cost), [limit, cost]);
-    }
 
     #[test]
     fn state_survives_the_way_to_redis(quota in quota(), burst in 1u64..9, blocks in 1u64..=6, charges in charges()) {
@@ -60,20 +38,6 @@ proptest! {
         prop_assert_eq!(&read[..state.len()], &*state);
         prop_assert!(read[state.len()..].iter().all(|&word| word == 0));
     }
-
-    /// For a log, the script sends the sum of the hits that count, the time at which the key is idle, and the time of
-    /// the next token.
-    #[test]
-    fn log_snapshot_from_redis_equals_that_of_the_state(quota in quota(), charges in charges(), later in 0u64..300) {
-        let log = SlidingLog::new(quota);
-        let state = charged(&log, HitLog::default(), quota, &charges);
-        let newest = state.hits().back().map_or(START, |&(time, _)| time);
-        let now = newest + micros(quota.period()) * later / 256;
-        let expected = log.snapshot(&state, Timestamp::from_micros(now)).compute();
-        let used = state.hits().iter().filter(|hit| hit.0 + micros(quota.period()) > now).map(|hit| hit.1).sum();
-        let view = [used, now + micros(expected.reset), now + micros(expected.next_token_after)];
-        prop_assert_eq!(log.snapshot_from_view(view, Timestamp::from_micros(now)).compute(), expected);
-    }
 }
 
 const START: u64 = 1_000_000_000;
@@ -85,27 +49,6 @@ fn quota() -> impl Strategy<Value = Quota> {
 
 fn charges() -> impl Strategy<Value = Charges> {
     vec((0u64..200, 0u64..50, 1u64..5), 1..12)
-}
-
-fn params(algorithm: &impl LuaAlgorithm, cost: u64) -> Vec<u64> {
-    let mut params = Vec::new();
-    algorithm.params(cost, &mut params);
-    params
-}
-
-/// The parameters are spans in ticks and fractions of a tick. A parameter of 0 stands for a cost above the burst.
-fn check_bucket(params: &[u64], quota: Quota, burst: u64, cost: u64, queued: u64) -> Result<(), TestCaseError> {
-    let &[tokens, period, tolerance, tolerance_fraction, charge, charge_fraction, full, spare, queue] = params else {
-        return Err(TestCaseError::fail("a bucket has nine parameters"));
-    };
-    prop_assert_eq!(tokens * micros(quota.period()), quota.limit() * period);
-    prop_assert_eq!(charge * tokens + charge_fraction, cost * period);
-    prop_assert_eq!(tolerance * tokens + tolerance_fraction, burst.saturating_sub(cost) * period);
-    prop_assert!(charge_fraction < tokens && tolerance_fraction < tokens);
-    prop_assert_eq!(full, (burst * period).div_ceil(tokens));
-    prop_assert_eq!(spare, (burst + 1).saturating_sub(cost));
-    prop_assert_eq!(queue, queued);
-    Ok(())
 }
 
 fn charged<A: Algorithm>(algorithm: &A, mut state: A::State, quota: Quota, charges: &Charges) -> A::State {
@@ -123,21 +66,6 @@ fn there_and_back<A: LuaAlgorithm>(algorithm: &A, state: &A::State) -> A::State 
     algorithm.encode_state(state, &mut numbers);
     numbers.extend([7, 8, 9]);
     algorithm.decode_state(&numbers)
-}
-
-#[test]
-fn missing_state_is_the_zero_state() {
-    let quota = Quota::per_second(6);
-    assert_eq!(Gcra::new(quota).decode_state(&[]), [0; 4]);
-    assert_eq!(Gcra::new(quota).decode_state(&[0; 5]), [0; 4]);
-    assert_eq!(LeakyQueue::new(quota).decode_state(&[]), [0; 4]);
-    assert_eq!(FixedWindow::new(quota).decode_state(&[]), no_windows());
-    let sliding = SlidingWindow::new(quota).blocks(4);
-    assert_eq!(*sliding.decode_state(&[]), [0; 11]);
-    assert_eq!(*sliding.decode_state(&[0; 8]), [0; 11]);
-    let mut numbers = Vec::new();
-    sliding.encode_state(&Counters::zero(2), &mut numbers);
-    assert!(numbers.is_empty());
 }
 
 /// A state may have more words than blocks: only the blocks are sent, after their number.

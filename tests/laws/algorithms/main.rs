@@ -10,7 +10,6 @@ mod changing_tiers;
 mod combined;
 mod drift;
 mod extremes;
-mod fast_path;
 mod fixed_window;
 mod harness;
 mod holds_liveness;
