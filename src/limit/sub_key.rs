@@ -43,6 +43,7 @@ pub struct SubKeyFacts {
     /// The sub-key is the whole key.
     pub(crate) is_whole_key: bool,
     /// The type shows that all keys to which the limit applies have the same sub-key.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "for Redis"))]
     pub(crate) is_constant: bool,
     /// The limit keeps units free from some requests.
     pub(crate) keeps_free: bool,

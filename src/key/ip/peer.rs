@@ -1,6 +1,6 @@
 use std::net::{IpAddr, SocketAddr};
 
-use http::{Extensions, Request, header};
+use http::{Request, header};
 
 use crate::key::MissingKey;
 
@@ -66,7 +66,7 @@ impl<B> PeerAddress<Request<B>> for FromExtensions {
 
 #[cfg(feature = "axum")]
 #[inline]
-fn axum_peer(extensions: &Extensions) -> Option<&SocketAddr> {
+fn axum_peer(extensions: &http::Extensions) -> Option<&SocketAddr> {
     use axum::extract::connect_info::ConnectInfo;
 
     extensions.get::<ConnectInfo<SocketAddr>>().map(|info| &info.0).or_else(|| mock_addr(extensions))
@@ -75,14 +75,14 @@ fn axum_peer(extensions: &Extensions) -> Option<&SocketAddr> {
 /// Set by tests of an application.
 #[cfg(feature = "axum")]
 #[cold]
-fn mock_addr(extensions: &Extensions) -> Option<&SocketAddr> {
+fn mock_addr(extensions: &http::Extensions) -> Option<&SocketAddr> {
     use axum::extract::connect_info::MockConnectInfo;
 
     extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| &info.0)
 }
 
 #[cfg(feature = "tonic")]
-fn tonic_peer(extensions: &Extensions) -> Option<SocketAddr> {
+fn tonic_peer(extensions: &http::Extensions) -> Option<SocketAddr> {
     use tonic::transport::server::TcpConnectInfo;
 
     let peer = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);

@@ -118,5 +118,7 @@ pub(crate) use self::ids::{limits_of_guard, visit_queues};
 pub(crate) use self::join::{Arrival, Asked, Bounds, Refused};
 pub(crate) use self::key_ask::{KeyAsk, existing_queue};
 pub(crate) use self::queues::Queues;
-pub(crate) use self::ticket::{Ask, Class, Start};
+#[cfg(any(feature = "timer", test))]
+pub(crate) use self::ticket::Ask;
+pub(crate) use self::ticket::{Class, Start};
 pub(crate) use self::waiting::{GrantedStart, Waiting};
