@@ -61,12 +61,13 @@ impl Plan {
         let plan = Self::new(limits.iter().map(T::reading));
         match plan.block_to_await(options, limits.iter().map(T::reading)) {
             None => Ok(plan),
-            Some(blocked) => Self::after_block(limits, blocked, read_later),
+            Some(blocked) => plan.after_block(limits, blocked, read_later),
         }
     }
 
     #[cold]
     fn after_block<T: HasReading, E>(
+        self,
         limits: &mut [T],
         blocked: Duration,
         read_later: impl FnOnce(&mut [T], Duration) -> Result<Vec<LimitReading>, E>,
@@ -78,7 +79,8 @@ impl Plan {
             let reading = limit.reading_mut();
             *reading = reading.after_block(blocked, later, &later_plan);
         }
-        Ok(Self::new(limits.iter().map(T::reading)))
+        // Whether the limits schedule starts does not depend on the block.
+        Ok(Self { schedules: self.schedules, ..Self::new(limits.iter().map(T::reading)) })
     }
 
     /// Applies the rule to the readings of limits without shares and blocks.

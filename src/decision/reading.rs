@@ -129,7 +129,7 @@ impl LimitReading {
             _ if self.blocked == 0 => Verdict::Allowed,
             _ => Verdict::Denied { retry_after: Duration::from_micros(self.blocked) },
         };
-        Self { verdict, immediate: verdict, supports_scheduling: false, ..*self }
+        Self { verdict, immediate: verdict, ..*self }
     }
 }
 

@@ -1,7 +1,7 @@
 use std::hash::Hash;
 
 use super::capacity::limit_id;
-use crate::decision::ShareRole;
+use crate::decision::{AcquireOptions, ShareRole};
 use crate::limit::LimitCost;
 
 /// Receives the limits that apply to a key, and the units of all limits: see
@@ -29,6 +29,13 @@ pub(crate) struct LimitOfKey<'a> {
     pub(crate) share: ShareRole,
     /// How many requests may wait, if the limit bounds that.
     pub(crate) max_waiting: Option<u64>,
+}
+
+impl LimitOfKey<'_> {
+    /// Returns what a request with these options costs on the limit.
+    pub(crate) fn cost_of(&self, options: AcquireOptions) -> u64 {
+        self.cost.options(options).cost
+    }
 }
 
 impl<'a> LimitsOfKey<'a> {

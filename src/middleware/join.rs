@@ -14,9 +14,14 @@ use crate::runtime::Instant;
 /// Returns the queue that a new request of a key must join, if others wait.
 #[cold]
 #[inline(never)]
-pub(crate) fn existing_queue<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, key: &P::Key) -> Option<u64> {
+pub(crate) fn existing_queue<Request, P: Parts<Request>>(
+    config: &ConfigOf<Request, P>,
+    key: &P::Key,
+    cost: P::Cost,
+) -> Option<u64> {
+    let options = AcquireOptions::from(cost.into());
     let visit = &|visit: &mut dyn FnMut(&LimitOfKey<'_>, u64)| visit_queues(key, &config.limiter, visit);
-    queue::existing_queue(limit_id(key), &config.wait.queues, visit)
+    queue::existing_queue(limit_id(key), options, &config.wait.queues, visit)
 }
 
 /// Lets a request join the queue `id`, if there is one. Returns the key otherwise.

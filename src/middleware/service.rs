@@ -92,7 +92,7 @@ where
         let cost = config.cost_policy.cost(&request);
         let mut first_delay = first_delay::<Request, (S, K, A, R, T, E)>(config, &request, key);
         if config.wait.queues.is_active() {
-            if let Some(queue) = existing_queue::<Request, (S, K, A, R, T, E)>(config, key) {
+            if let Some(queue) = existing_queue::<Request, (S, K, A, R, T, E)>(config, key, cost) {
                 return call_behind_others(&mut self.inner, config, request, extracted, cost, queue);
             }
             first_delay = config.wait.while_active(first_delay);

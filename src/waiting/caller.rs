@@ -44,7 +44,7 @@ where
         let max_wait = options.max_delay.unwrap_or(UNBOUNDED);
         let options = options.max_delay(Duration::ZERO);
         let arrived_at = Instant::now();
-        let behind = if queues().is_active() { self.0.existing_queue(queues()) } else { None };
+        let behind = if queues().is_active() { self.0.existing_queue(options, queues()) } else { None };
         let acquired = match behind {
             Some(_) => None,
             None => match self.0.acquire(options).try_ready() {

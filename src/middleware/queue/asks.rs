@@ -131,6 +131,7 @@ impl Queue {
             }
             Ok(Outcome { decision, .. }) => self.on_denied(order, decision, now, effects),
             Err(error) => {
+                effects.released.append(&mut order.released);
                 self.pace.denied(true, now);
                 self.waiters.remove_ask(order.class);
                 self.end(&order, Rejection::Unavailable(error), effects);
@@ -148,7 +149,8 @@ impl Queue {
         self.waiters.remove_ask(order.class);
         let home = queue_of(&*order.ticket.ask, &decision);
         let is_late = is_late(&order, &decision, now);
-        if home != self.id {
+        // What exceeds its limit does so alone: by the tier of its key, for example.
+        if home != self.id || decision.exceeds_limit() {
             // The limits whose releases have caused the ask may admit the next request.
             effects.released.append(&mut order.released);
             if is_late {

@@ -59,7 +59,7 @@ impl Future for Driver {
             let step = queues.step(*this.id, *this.token, now, cx.waker());
             match step {
                 Next::Ask(order) => {
-                    if let Some(other) = queues.queue_with_earlier(*this.id, &order.ticket) {
+                    if let Some(other) = queues.queue_with_earlier(*this.id, &order) {
                         queues.yield_to(*this.id, *this.token, other, order);
                     } else {
                         let (ask, options) = (Arc::clone(&order.ticket.ask), order.options);

@@ -74,7 +74,7 @@ impl dyn Ask {
         let mut cost = options.cost;
         self.visit(&mut |limit, of_limit| {
             if of_limit == queue {
-                cost = limit.cost.options(options).cost;
+                cost = limit.cost_of(options);
             }
         });
         cost
@@ -92,7 +92,7 @@ impl dyn Ask {
         let Some((name, role)) = denying else { return vec![(queue, options.cost)] };
         let mut needs = Vec::new();
         self.visit(&mut |limit, _| {
-            let cost = limit.cost.options(options).cost;
+            let cost = limit.cost_of(options);
             if limit.name == name {
                 needs.push((limit.id, cost.saturating_add(limit.kept_free)));
             } else if role == ShareRole::Common && limit.share == ShareRole::Share {

@@ -47,8 +47,8 @@ where
 
     /// Returns the queue that a new request of the key must join, if others wait.
     #[cfg_attr(not(feature = "timer"), allow(dead_code, reason = "for callers that wait"))]
-    pub(crate) fn existing_queue(&self, queues: &Queues) -> Option<u64> {
-        existing_queue(self.own_queue, queues, &|visit| self.visit(visit))
+    pub(crate) fn existing_queue(&self, options: AcquireOptions, queues: &Queues) -> Option<u64> {
+        existing_queue(self.own_queue, options, queues, &|visit| self.visit(visit))
     }
 
     /// Returns what distinguishes the key and the limiter from others in the queues of all callers.
@@ -60,14 +60,19 @@ where
     }
 }
 
-/// Returns the first queue that exists: the key's own queue, or a limit's queue.
+/// Returns the first queue that exists: the key's own queue, or the queue of a limit on which the request costs something.
 pub(crate) fn existing_queue(
     own: u64,
+    options: AcquireOptions,
     queues: &Queues,
     visit: &dyn Fn(&mut dyn FnMut(&LimitOfKey<'_>, u64)),
 ) -> Option<u64> {
     let mut found = Some(own).filter(|own| queues.exists(*own));
-    visit(&mut |_, queue| found = found.or_else(|| Some(queue).filter(|queue| queues.exists(*queue))));
+    visit(&mut |limit, queue| {
+        if found.is_none() && limit.cost_of(options) > 0 && queues.exists(queue) {
+            found = Some(queue);
+        }
+    });
     found
 }
 

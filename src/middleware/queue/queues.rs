@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64 as CounterOfProcess};
 use std::sync::{Arc, PoisonError, Weak};
 use std::task::Waker;
 
+use super::asks::AskOrder;
 use super::join::Bounds;
 use super::state::{Effects, Queue};
 use super::ticket::{Class, Start, Ticket};
@@ -55,19 +56,19 @@ impl Queues {
         self.active.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns another queue of the request's limits in which an earlier request waits.
+    /// Returns another queue of the limits on which the request costs something, in which an earlier request waits.
     ///
     /// Without this rule the queue of a limit that schedules starts would use up a limit that it shares with others: the
     /// limiter schedules none for a request with an idle limit, so this request would always come too late.
-    pub(super) fn queue_with_earlier(&self, id: u64, ticket: &Ticket) -> Option<u64> {
+    pub(super) fn queue_with_earlier(&self, id: u64, order: &AskOrder) -> Option<u64> {
         if self.active.load(Ordering::Relaxed) < 2 || cfg!(queue_rule_off = "order") {
             return None;
         }
         let mut found = None;
-        ticket.ask.visit(&mut |_, other| {
-            if found.is_none() && other != id && self.may_exist(other) {
+        order.ticket.ask.visit(&mut |limit, other| {
+            if found.is_none() && other != id && self.may_exist(other) && limit.cost_of(order.options) > 0 {
                 // The lock on the own shard is released: with two locks, two drivers could wait for each other.
-                let is_earlier = |queue: &Queue| queue.waiters.has_before(ticket.sequence);
+                let is_earlier = |queue: &Queue| queue.waiters.has_before(order.ticket.sequence);
                 found = self.lock(other).get(&other).is_some_and(is_earlier).then_some(other);
             }
         });

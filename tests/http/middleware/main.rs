@@ -40,6 +40,7 @@ mod over_http;
 mod pacing;
 #[path = "../../servers/process.rs"]
 mod process;
+mod queue_choice;
 mod queue_rules;
 mod queues;
 #[path = "../../../src/random.rs"]

@@ -49,6 +49,7 @@ fn compare(seed: u64) -> [u64; 2] {
                     if with.is_blocked() && is_alone {
                         // Several limits, also shadows, decide as of the end of the block: the wait can be longer.
                         assert!(!with.is_allowed() && !without.is_allowed());
+                        assert_eq!(with.supports_scheduling(), without.supports_scheduling());
                         continue;
                     }
                     let seen = [&with, &without].map(|decision| {

@@ -228,7 +228,6 @@ local function decide(template, operation)
   local blocked = blocked_for(template, operation)
   if blocked > 0 then
     evaluate_after_block(template, operation, verdicts, blocked)
-    can_schedule = false
   elseif limits > 1 and not can_schedule then
     verdicts = immediates
   end
