@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use http::{Request, Response};
+use http_body::Body;
 
 use super::in_flight::{InFlightBody, InFlightGuard};
 
@@ -51,7 +52,7 @@ impl<Request, Response> RequestEnd<Request, Response> for () {
 #[doc(hidden)]
 pub struct BodyEnd(PhantomData<()>);
 
-impl<A, B> RequestEnd<Request<A>, Response<B>> for BodyEnd {
+impl<A, B: Body> RequestEnd<Request<A>, Response<B>> for BodyEnd {
     const TRACKS: bool = true;
 
     type Tracker = Option<InFlightGuard>;
@@ -63,6 +64,8 @@ impl<A, B> RequestEnd<Request<A>, Response<B>> for BodyEnd {
     }
 
     fn on_response(guard: Option<InFlightGuard>, response: Response<B>) -> Response<InFlightBody<B>> {
+        // A body that has ended from the start may never be polled.
+        let guard = guard.filter(|_| !response.body().is_end_stream());
         response.map(|body| InFlightBody::new(body, guard))
     }
 }

@@ -3,7 +3,7 @@
 use std::hash::Hash;
 
 use super::ticket::Ask;
-use crate::decision::{AcquireOptions, Decision, ShareRole};
+use crate::decision::{AcquireOptions, Decision, DecisionSource, ShareRole};
 use crate::limiter::{LimitOfKey, Limiter, LimitsOfKey, limit_id};
 
 /// Visits the limits that apply to a key, with the queue of each.
@@ -56,16 +56,18 @@ pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
 }
 
 /// Returns the queue of the limit that denied a request, or the queue of the key if the denial names no limit.
+///
+/// The limits of a fallback come last, and can have the same names.
 pub(crate) fn queue_of(ask: &(impl Ask + ?Sized), denied: &Decision) -> u64 {
-    let mut found = ask.own_queue();
+    let (mut found, is_fallback) = (None, denied.source() == DecisionSource::Fallback);
     if let Some(denying) = denied.most_restrictive() {
         ask.visit(&mut |limit, queue| {
-            if limit.name == denying.name() {
-                found = queue;
+            if limit.name == denying.name() && (found.is_none() || is_fallback) {
+                found = Some(queue);
             }
         });
     }
-    found
+    found.unwrap_or_else(|| ask.own_queue())
 }
 
 impl dyn Ask {

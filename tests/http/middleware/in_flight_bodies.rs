@@ -146,6 +146,14 @@ async fn in_flight_ends_with_the_frame_after_which_the_body_says_that_it_has_end
     assert!(!is_free(&limiter));
     assert!(body.frame().await.expect("a frame").is_ok());
     assert!(body.is_end_stream() && is_free(&limiter));
+    // A body that has ended from the start may never be polled.
+    let Ok(empty) = layer.layer(service_fn(empty)).oneshot(Request::new(())).await;
+    assert!(is_free(&limiter));
+    drop(empty);
+}
+
+async fn empty(_: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new(Full::default()))
 }
 
 #[test]

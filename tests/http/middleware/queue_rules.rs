@@ -97,7 +97,7 @@ async fn process_that_receives_a_part_refuses_by_its_part() {
     let (_, counts) = run(bucket(20), &[process; 2]).await;
     let (refused, rejected) = (counts.refused.load(Relaxed), counts.rejected.load(Relaxed));
     // 600 of 1200 requests start.
-    assert!(rejected <= refused, "{refused} at once, {rejected} late");
+    assert!(rejected <= refused && refused + rejected >= 500, "{refused} at once, {rejected} late");
 }
 
 /// Eight processes ask for the starts of one bucket, each of which only one can receive.

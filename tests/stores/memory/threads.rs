@@ -138,7 +138,7 @@ fn panics_and_holds(seeds: Range<u64>, window: impl Algorithm + Copy) -> [u64; 2
             let mut settled = None;
             let run = catch_unwind(AssertUnwindSafe(|| match random.below(8) {
                 0 => drop(limiter.peek(&key, immediate(cost)).try_ready()),
-                1 => drop(limiter.acquire(&key, immediate(cost)).try_ready()),
+                1 => drop(limiter.acquire(&key, immediate(cost).keep_guard()).try_ready()),
                 2 | 3 if !open.is_empty() => {
                     let (held, _) = open.swap_remove(random.index(open.len()));
                     let actual = random.below(3);
