@@ -86,7 +86,10 @@ impl Statement {
                 }
             }
         }
-        statement.add_rate_limit(headers);
+        // Each line alone: two limiters may each write a line of a draft before the eighth one.
+        for line in headers.get_all("ratelimit").iter().filter_map(|line| line.to_str().ok()) {
+            statement.add_rate_limit(line, headers);
+        }
         statement
     }
 
@@ -98,17 +101,15 @@ impl Statement {
         }
     }
 
-    /// Reads the field `RateLimit`: a list of limits, or in drafts before the eighth one limit as a dictionary.
-    fn add_rate_limit(&mut self, headers: &HeaderMap) -> Option<()> {
-        let lines: Option<Vec<_>> = headers.get_all("ratelimit").iter().map(|line| line.to_str().ok()).collect();
-        let text = lines?.join(", ");
+    /// Reads a line of the field `RateLimit`: a list of limits, or in drafts before the eighth one limit as a dictionary.
+    fn add_rate_limit(&mut self, line: &str, headers: &HeaderMap) -> Option<()> {
         // A negative number states nothing.
         let whole = |item: &BareItem| u64::try_from(i64::from(item.as_integer()?)).ok();
         let time = |item: &BareItem| {
             let decimal = || item.as_decimal().map(|decimal| decimal.to_string());
             read_time(&item.as_integer().map(|whole| whole.to_string()).or_else(decimal)?, Unit::Seconds, headers)
         };
-        if let Ok(list) = Parser::new(&text).parse::<List>() {
+        if let Ok(list) = Parser::new(line).parse::<List>() {
             for entry in &list {
                 let ListEntry::Item(item) = entry else { continue };
                 // A draft may rename `r` to `a`, and `t` to `w`.
@@ -121,7 +122,7 @@ impl Statement {
             }
             return None;
         }
-        let dictionary: Dictionary = Parser::new(&text).parse().ok()?;
+        let dictionary: Dictionary = Parser::new(line).parse().ok()?;
         let item = |name: &str| match dictionary.get(name) {
             Some(ListEntry::Item(item)) => Some(&item.bare_item),
             _ => None,

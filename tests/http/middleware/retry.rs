@@ -68,6 +68,11 @@ fn rate_limit_field_is_read_when_nothing_remains() {
     assert_eq!(hint(r#""default";r=7;t=30"#), RetryHint::Backoff);
     let lines = [("ratelimit", r#""a";r=0;t=3"#), ("ratelimit", r#""b";r=0;t=8"#)];
     assert_eq!(read(Method::GET, 429, &lines), RetryHint::After(8 * SECOND), "several lines are one list");
+    // Drafts before the eighth one: a line for each of two limiters.
+    let drafts = [("ratelimit", "limit=9, remaining=0, reset=50"), ("ratelimit", "limit=99, remaining=98, reset=5")];
+    assert_eq!(read(Method::GET, 429, &drafts), RetryHint::After(50 * SECOND), "the exhausted limit is the first one");
+    let mixed = [("ratelimit", "limit=9, remaining=0, reset=50"), ("ratelimit", r#""b";r=1;t=8"#)];
+    assert_eq!(read(Method::GET, 429, &mixed), RetryHint::After(50 * SECOND), "each line has its own spelling");
     let both = [("ratelimit", r#""a";r=0;t=3"#), ("retry-after", "4")];
     assert_eq!(read(Method::GET, 429, &both), RetryHint::After(4 * SECOND), "`Retry-After` takes precedence");
     let broken = [("ratelimit", r#""a";r=0;t=3"#), ("retry-after", "soon")];
