@@ -104,7 +104,8 @@ impl<R, C> RetryAfter<R, C> {
 
     /// Sets the maximum random time that is added to the server's time. The default is 250 ms.
     ///
-    /// The jitter spreads the retries of clients that were rejected at the same time.
+    /// The jitter spreads the retries of clients that were rejected at the same time. The sum is at most
+    /// [`max_wait`](Self::max_wait).
     pub fn jitter(mut self, max_jitter: Duration) -> Self {
         self.bounds.jitter = max_jitter;
         self
@@ -127,7 +128,10 @@ impl<R, C> RetryAfter<R, C> {
         let wait = match hint {
             RetryHint::None => return None,
             RetryHint::After(wait) if wait > bounds.max_wait => return None,
-            RetryHint::After(wait) => wait.max(MIN_WAIT).saturating_add(random_up_to(bounds.jitter)),
+            RetryHint::After(wait) => {
+                let wait = wait.max(MIN_WAIT);
+                wait + random_up_to(bounds.jitter.min(bounds.max_wait.saturating_sub(wait)))
+            }
             RetryHint::Backoff => {
                 let doubled = bounds.initial_backoff.saturating_mul(2_u32.saturating_pow(self.retries));
                 let backoff = doubled.min(bounds.max_wait);

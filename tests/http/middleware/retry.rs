@@ -207,6 +207,17 @@ async fn response_is_returned_when_the_wait_exceeds_the_bounds() {
 }
 
 #[test]
+fn jitter_stays_within_the_maximum_wait() {
+    let longest = RetryAfter::new().max_wait(7 * SECOND).jitter(3600 * SECOND);
+    for wait in [0, 1, 5, 7] {
+        for _ in 0..50 {
+            let delay = longest.clone().next_delay(RetryHint::After(wait * SECOND)).expect("a wait");
+            assert!((wait * SECOND..=7 * SECOND).contains(&delay), "{delay:?} of {wait}");
+        }
+    }
+}
+
+#[test]
 fn backoff_doubles_when_no_wait_is_given() {
     for _ in 0..100 {
         let mut policy = RetryAfter::new().max_retries(u32::MAX).max_total_wait(Duration::MAX).max_wait(20 * SECOND);
