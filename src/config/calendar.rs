@@ -29,8 +29,8 @@ impl ConfiguredQuota {
         }
     }
 
-    /// Returns the part of one of several processes.
-    pub(super) fn divided_by(self, processes: u64) -> Result<Self, Error> {
+    /// Returns the part of one of several processes. A calendar's windows keep their length.
+    pub(super) fn divided_by(self, processes: u64, is_of_calendar: bool) -> Result<Self, Error> {
         let part = |limit: u64| match limit.checked_div(processes) {
             Some(0) | None if limit > 0 => Err(Error::config(format!(
                 "quota: {limit} divided by {processes} processes leaves none for each; use fewer processes"
@@ -38,6 +38,7 @@ impl ConfiguredQuota {
             part => Ok(part.unwrap_or_default()),
         };
         Ok(match self {
+            Self::Fixed(quota) if is_of_calendar => Self::Fixed(Quota::new(part(quota.limit())?, quota.period())),
             Self::Fixed(quota) => Self::Fixed(with_field("quota", quota.divided_by(processes))?),
             Self::Month(limit) => Self::Month(part(limit)?),
             Self::Year(limit) => Self::Year(part(limit)?),

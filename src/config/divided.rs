@@ -9,8 +9,8 @@ impl Policy {
     /// Returns the policies for one of several processes, none of which sees the others' requests: the fallback of each
     /// process while Redis is unavailable, for example. Pass all policies of a limiter.
     ///
-    /// Each quota is divided as [`Quota::divided_by`](crate::Quota::divided_by) says. The fields `burst`, `max`,
-    /// `max_waiting` and `keep_free` are divided and rounded down; `burst` and `max` are at least one. With more processes
+    /// Each quota is divided as [`Quota::divided_by`](crate::Quota::divided_by) says, and the limit of a calendar is rounded
+    /// down. The fields `burst`, `max`, `max_waiting` and `keep_free` are divided and rounded down; `burst` and `max` are at least one. With more processes
     /// than units of `burst` or `max`, all processes together may therefore admit more at once than the policy says.
     ///
     #[cfg_attr(not(doctest), doc = include_str!("divided.md"))]
@@ -45,7 +45,7 @@ impl Policy {
         let part = |units: u64| units / processes;
         let mut fields = self.fields.clone();
         if let Some(quota) = fields.quota {
-            fields.quota = Some(quota.divided_by(processes)?);
+            fields.quota = Some(quota.divided_by(processes, fields.window.is_some())?);
         }
         fields.burst = fields.burst.map(|burst| part(burst).max(1));
         fields.max = fields.max.map(|max| part(max).max(max.min(1)));

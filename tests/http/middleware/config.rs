@@ -373,6 +373,35 @@ fn divided_shares_can_be_built_or_are_an_error() {
     assert!(built > 1_000 && rejected > 100, "{built}, {rejected}");
 }
 
+/// The parts of a calendar's limit have its windows, and their limits add up to at most the whole limit.
+#[test]
+fn divided_calendar_has_the_same_windows() {
+    let (mut built, mut random) = (0, Random::new(8));
+    for _ in 0..1_000 {
+        let (limit, processes) = (1 + random.below(40), 1 + random.below(12));
+        let unit = ["d", "w", "month", "year", "7 d"][random.index(5)];
+        let quota = if unit == "7 d" { format!("{limit} per 7 d") } else { format!("{limit}/{unit}") };
+        let text =
+            format!("name = 'a'\nalgorithm = 'fixed-window'\nquota = '{quota}'\nwindow = 'calendar'\nby = 'user'");
+        let whole = policy(&text).unwrap();
+        match divided(&whole, processes) {
+            Ok(part) => {
+                built += 1;
+                assert_eq!(part.calendar(), whole.calendar(), "{quota} by {processes}");
+                assert_eq!(part.quota().unwrap().limit(), limit / processes, "{quota} by {processes}");
+            }
+            Err(error) => {
+                assert!(limit < processes, "{quota} by {processes}: {error}");
+                assert!(
+                    error.to_string().starts_with(&format!("quota: {limit} divided by {processes} processes")),
+                    "{error}"
+                );
+            }
+        }
+    }
+    assert!((500..1_000).contains(&built), "{built}");
+}
+
 #[test]
 fn divided_policy_divides_each_number() {
     let whole = policy(
