@@ -22,6 +22,20 @@ impl Policy {
         self.fields.build_escalation().ok().flatten()
     }
 
+    /// Checks that no block of this limit denies requests within a guaranteed share.
+    pub(super) fn check_block(&self, policies: &[Self]) -> Result<(), String> {
+        let cost = |policy: &Self| (policy.fixed_cost(), policy.unit().map(str::to_owned));
+        let is_beside = |other: &&Self| other.guarantee().is_some() && cost(other) == cost(self);
+        match policies.iter().find(is_beside) {
+            Some(share) if self.fields.escalate.is_some() => Err(format!(
+                "a block would deny requests within the share {:?}; set the field at a limit with another `unit` or \
+                 `fixed_cost`",
+                share.name()
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the policies of the limits that count the denials and blocks of the escalation.
     fn counts(&self) -> Result<Vec<Self>, Error> {
         let windows = self.escalation().map(|escalation| escalation.windows());
@@ -80,7 +94,13 @@ impl PolicyFields {
         }
         if self.guarantee.is_some() {
             return Err(Error::config(
-                "escalate: a guaranteed share denies no request; set the field at the limit beside the share",
+                "escalate: a guaranteed share denies no request; set the field at a limit that is not beside the share, such \
+                 as one with another `unit` or `fixed_cost`",
+            ));
+        }
+        if self.keep_free.is_some() {
+            return Err(Error::config(
+                "escalate: a block would deny requests for which units are kept free; remove one of the two fields",
             ));
         }
         let mut escalation = Escalation::new(self.name.clone().unwrap_or_default(), denials);

@@ -130,6 +130,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
                     &format!("limits[{first}] has it too; give each limit its own name"),
                 ));
             }
+            policy.check_block(policies).map_err(|problem| field_error(index, policy, "escalate", &problem))?;
             let builder = match &policy.fields.by {
                 Some(Names::One(by)) => self.builders.iter().find(|(name, _)| name == by),
                 _ => None,

@@ -55,7 +55,7 @@ use std::time::Duration;
 /// unit = "input"            # charge the cost of the request in this unit; not beside fixed_cost
 /// shadow = false            # true: decide and count, and never deny
 /// keep_free = { bulk = 24 } # units that requests must leave to others, by the name of a condition; not for leaky-queue
-/// escalate = "20/min"       # more denials block the key; not for shadows
+/// escalate = "20/min"       # more denials block the key; not for shadows, shares, limits beside them, and `keep_free`
 /// block_for = ["1m", "1h"]   # how long, each time; default: ["1m", "10m", "1h"]
 /// forget_after = "1d"        # the time after which blocks are forgotten; default: "1d"
 /// guarantee = 8             # guarantee a share to each of so many sub-keys; not for leaky-queue and fixed-window

@@ -44,6 +44,8 @@ impl<A, P> Limit<A, P> {
     ///
     /// - a [surcharge](crate::limiter::Held): a tenant that holds 1 and settles 400 makes others wait. Settle at most what
     ///   you have held;
+    /// - a block of a limit beside the share, by [`block`](crate::Limiter::block) or an
+    ///   [escalation](crate::limiter::Escalating): it denies all requests;
     /// - `reset` or `set_usage` of a share, restored or evicted usage, and limits that were replaced.
     ///
     /// A settlement reaches the limits of a decision one after the other. Until it has reached all, a request within its

@@ -57,8 +57,10 @@ use crate::observe::{Event, Observer, Observers};
 /// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
 /// counts, also of a client that waits after each: allow more denials than such a client meets.
 ///
-/// A block applies to the sub-key of its limit. Each block needs its own denials: they count from the start of the last
-/// block. The time of [`forget_after`](Escalation::forget_after) starts with the last block, too. `reset` resets the
+/// A block applies to the sub-key of its limit. It denies all requests, so do not escalate a limit beside a
+/// [guaranteed share](crate::Limit::guarantee), or one that [keeps units free](crate::Limit::keep_free_by).
+///
+/// Each block needs its own denials: they count from the start of the last block. The time of [`forget_after`](Escalation::forget_after) starts with the last block, too. `reset` resets the
 /// counts, too. A block of zero keeps them, and the next denials can block the key again. Of denials that are decided
 /// concurrently, one blocks the key. The others then count for the next block.
 ///

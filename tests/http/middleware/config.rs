@@ -973,6 +973,7 @@ fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
         (r#""escalate": "many""#, "escalate: "),
         (r#""escalate": "2/min", "shadow": true"#, "escalate: a shadow denies no request"),
         (r#""escalate": "2/min", "guarantee": 3"#, "escalate: a guaranteed share denies no request"),
+        (r#""escalate": "2/min", "keep_free": { "bulk": 1 }"#, "escalate: a block would deny requests"),
         (r#""block_for": ["1m"]"#, "block_for: it has no effect without `escalate`"),
         (r#""forget_after": "1d""#, "forget_after: it has no effect without `escalate`"),
         (r#""escalate": "2/min", "block_for": []"#, "block_for: escalation without a block"),
@@ -985,6 +986,27 @@ fn invalid_escalation_of_a_policy_is_an_error_that_names_the_field() {
         let error = serde_json::from_str::<Policy>(&json).expect_err(fields).to_string();
         assert!(error.contains(expected), "{fields}: {error}");
     }
+}
+
+/// A block of the common limit would deny requests within their share, because of another tenant.
+#[test]
+fn escalation_beside_a_guaranteed_share_is_an_error() {
+    let escalated = |fields: &str| {
+        let share = "name = 'share'\nalgorithm = 'gcra'\nquota = '1/s'\nby = 'user'\nguarantee = 2";
+        let common = "name = 'all'\nalgorithm = 'gcra'\nquota = '9/s'\nby = 'all'";
+        let other =
+            format!("name = 'other'\nalgorithm = 'gcra'\nquota = '9/s'\nby = 'user'\nescalate = '2/min'\n{fields}");
+        let policies = [share, common, &other].map(|text| policy(text).expect("a policy"));
+        parts().limits(&policies).map(|_| ())
+    };
+    let error = escalated("").expect_err("an error").to_string();
+    assert!(
+        error.starts_with("limits[2] (\"other\"), escalate: a block would deny requests within the share \"share\""),
+        "{error}"
+    );
+    // These are not beside the share.
+    escalated("fixed_cost = 1").expect("limits");
+    escalated("unit = 'input'").expect("limits");
 }
 
 /// Invalid settings in a file of routes from line 5 on, the position of the error, and words in its message.
