@@ -75,6 +75,8 @@ impl Tracing {
             );
         }
         match decision.source() {
+            // A full table denies without a limit, as often as clients want.
+            DecisionSource::NoLimit if !decision.is_allowed() => {}
             DecisionSource::Fallback | DecisionSource::NoLimit if first_time(&self.logged.degraded) => {
                 warn!(target: TARGET, limiter, source, "store unavailable: a fallback or a policy decides instead");
             }
