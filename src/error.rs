@@ -146,6 +146,11 @@ impl Error {
         self.kind == Kind::AlreadySettled
     }
 
+    /// Returns whether the caller's reservation id is at fault, so that the limiter itself works.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.is_already_settled() || self.is_id_conflict()
+    }
+
     /// Returns whether the limiter does not support the operation.
     pub fn is_unsupported(&self) -> bool {
         self.kind == Kind::Unsupported

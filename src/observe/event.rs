@@ -397,7 +397,8 @@ impl Event<'_> {
     /// Returns the outcome of a request as a label for metrics and logs.
     ///
     /// `None` if the event is not a terminal event. The outcomes are `allowed`, `delayed` (allowed after a wait),
-    /// `denied`, `exceeds_limit`, `exempt`, `missing_key`, `missing_key_exempt`, `failed` and `abandoned`.
+    /// `denied`, `exceeds_limit`, `exempt`, `missing_key`, `missing_key_exempt`, `failed`, `conflict` (a reservation id is
+    /// [settled](Error::is_already_settled) or has [another cost](Error::is_id_conflict)) and `abandoned`.
     pub fn outcome(&self) -> Option<&'static str> {
         Some(match self {
             Self::Decided { decision, .. } => match decision.verdict() {
@@ -409,6 +410,7 @@ impl Event<'_> {
             Self::Exempt => "exempt",
             Self::MissingKey { forwarded: false, .. } => "missing_key",
             Self::MissingKey { forwarded: true, .. } => "missing_key_exempt",
+            Self::Failed { error, .. } if error.is_conflict() => "conflict",
             Self::Failed { .. } => "failed",
             Self::Abandoned { .. } => "abandoned",
             _ => return None,

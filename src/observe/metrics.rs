@@ -52,7 +52,7 @@ struct LimitCounters {
 
 /// The label value for a missing limit or source.
 const NONE: &str = "none";
-const OUTCOMES: [&str; 9] = [
+const OUTCOMES: [&str; 10] = [
     "allowed",
     "delayed",
     "denied",
@@ -61,6 +61,7 @@ const OUTCOMES: [&str; 9] = [
     "missing_key",
     "missing_key_exempt",
     "failed",
+    "conflict",
     "abandoned",
 ];
 const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "no_limit", NONE];

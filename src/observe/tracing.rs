@@ -117,7 +117,9 @@ impl Tracing {
 
     fn failed(&self, error: &Error, elapsed: Option<Duration>) {
         let (limiter, elapsed) = (&*self.limiter, elapsed.map(field::debug));
-        if first_time(&self.logged.degraded) {
+        if error.is_conflict() {
+            debug!(target: TARGET, limiter, %error, elapsed, "request rejected: conflict of a reservation id");
+        } else if first_time(&self.logged.degraded) {
             warn!(target: TARGET, limiter, %error, elapsed, "limiter unavailable: requests are rejected");
         } else {
             debug!(target: TARGET, limiter, %error, elapsed, "request rejected: limiter unavailable");

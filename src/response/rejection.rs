@@ -70,7 +70,7 @@ impl Rejection {
     pub(super) fn repeats_id(&self) -> bool {
         match self {
             Self::OverLimit(decision) => decision.is_repeat(),
-            Self::Unavailable(error) => error.is_already_settled() || error.is_id_conflict(),
+            Self::Unavailable(error) => error.is_conflict(),
             Self::MissingKey(_) => false,
         }
     }

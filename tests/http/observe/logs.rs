@@ -4,22 +4,24 @@ use std::hash::Hash;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use http::{Request, Response};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{Credential, Extracted, Header, MissingKey};
+use tower_ratelimit::limiter::{LimiterFuture, Observed, Outcome};
 use tower_ratelimit::observe::Tracing;
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    BoxLimiter, ExtractKey, FixedWindow, LeakyQueue, Limiter, ManualClock, Memory, PeerIp, Quota, RateLimitLayer,
-    Redis, RedisServer, TokioClock,
+    AcquireOptions, BoxLimiter, Decision, ExtractKey, FixedWindow, LeakyQueue, Limiter, ManualClock, Memory, PeerIp,
+    Quota, RateLimitLayer, Redis, RedisServer, ReservationId, Timestamp, TokioClock, Verdict,
 };
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::support::FailingLimiter;
+use crate::support::{FailingLimiter, RecordedEvents};
 
 #[derive(Clone, Default)]
 struct CapturedLog(Arc<Mutex<Vec<u8>>>);
@@ -199,6 +201,56 @@ async fn outage_is_logged_at_its_beginning_and_its_end() {
     }
     let loud_lines: Vec<_> = log.take().into_iter().filter(|line| matches!(level(line), "WARN" | "INFO")).collect();
     assert_eq!(loud_lines.iter().map(|line| level(line)).collect::<Vec<_>>(), ["WARN", "INFO", "WARN", "INFO"]);
+}
+
+/// A limiter that decides each call in the same way.
+struct Deciding(fn() -> Outcome);
+
+impl<Key: ?Sized> Limiter<Key> for Deciding {
+    fn acquire(&self, _key: &Key, _options: AcquireOptions) -> LimiterFuture<Outcome> {
+        LimiterFuture::ready(Ok((self.0)()))
+    }
+}
+
+fn without_limit(verdict: Verdict) -> Outcome {
+    Outcome::new(Decision::without_limit(Timestamp::EPOCH, verdict), None)
+}
+
+/// A full table that denies new keys is no outage: clients could flood the log.
+#[tokio::test]
+async fn denial_without_a_limit_is_no_outage() {
+    let (log, _guard) = CapturedLog::start();
+    let tracing = Tracing::new("api");
+    let loud_lines = async |decide: fn() -> Outcome| {
+        for _ in 0..3 {
+            send(&unobserved(PeerIp::new(), Deciding(decide)).observe(tracing.clone()), request("x-any", "x")).await;
+            send(&unobserved(PeerIp::new(), once()).observe(tracing.clone()), request("x-any", "x")).await;
+        }
+        log.take().into_iter().filter(|line| matches!(level(line), "WARN" | "INFO")).count()
+    };
+    assert_eq!(loud_lines(|| without_limit(Verdict::Denied { retry_after: Duration::from_secs(1) })).await, 0);
+    assert_eq!(loud_lines(|| without_limit(Verdict::Allowed)).await, 6, "as by `FailOpen`");
+}
+
+/// A limiter whose holds have ids: a repeat after the settlement, and one with another cost, are errors of one request.
+#[tokio::test]
+async fn conflict_of_a_reservation_id_is_no_outage() {
+    let (log, _guard) = CapturedLog::start();
+    let limiter = Memory::<str, _>::builder(FixedWindow::new(Quota::per_hour(9))).clock(ManualClock::new());
+    let events = RecordedEvents::default();
+    let limiter = limiter.build().expect("a limiter");
+    let limiter = Observed::new(limiter, Tracing::new("api")).observe(events.clone());
+    let id = ReservationId::new("one");
+    let hold = |cost| limiter.hold("alice", AcquireOptions::cost(cost).id(id));
+    drop(hold(1).await.expect("a hold"));
+    assert!(hold(2).await.is_err_and(|error| error.is_id_conflict()));
+    limiter.settle("alice", id, 1).await.expect("settled");
+    assert!(hold(1).await.is_err_and(|error| error.is_already_settled()));
+    let count = |lines: &[String], text: &str| lines.iter().filter(|line| line.starts_with(text)).count();
+    let lines: Vec<_> = log.take().iter().map(|line| line.trim_start().to_owned()).collect();
+    assert_eq!(["WARN", "INFO", "DEBUG"].map(|level| count(&lines, level)), [0, 0, 2], "{lines:#?}");
+    let events = events.take();
+    assert_eq!(["failed", "conflict"].map(|outcome| count(&events, outcome)), [0, 2], "{events:#?}");
 }
 
 #[tokio::test]
