@@ -56,6 +56,9 @@ use crate::error::Error;
 /// when the hold began. If the tier of the key has changed since then to one with a longer period, the charge expires
 /// as under the old tier. Usage that only the longer period still counted can expire with it, once for each such hold.
 ///
+/// A hold with an [id](AcquireOptions::id) that has expired in `Redis` is charged under the tier of the request that finds
+/// it.
+///
 /// # Shared stores
 ///
 /// In memory a hold ends with its guard. In Redis the process renews its holds in the background. If the process dies,
