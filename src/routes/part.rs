@@ -18,8 +18,8 @@ pub(super) struct Part {
 /// Where a part is read. The cheapest are first.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
-    Method,
     Route,
+    Method,
     Path,
     Host,
     Address,
@@ -31,7 +31,8 @@ pub(super) enum Source {
 /// The number of sources of one part each.
 pub(super) const PLAIN_PARTS: usize = 7;
 /// Their places in a key.
-pub(super) const ROUTE: usize = 1;
+// The route is first, so that it is read before another part shows that the limit does not apply.
+pub(super) const ROUTE: usize = 0;
 pub(super) const ADDRESS: usize = 4;
 pub(super) const USER: usize = 5;
 
@@ -72,8 +73,8 @@ impl Part {
     /// Returns the place in the order in which conditions are checked, and of a plain part in a key.
     pub(super) fn order(&self) -> usize {
         match self.source {
-            Source::Method => 0,
             Source::Route => ROUTE,
+            Source::Method => 1,
             Source::Path => 2,
             Source::Host => 3,
             Source::Address => ADDRESS,

@@ -306,6 +306,13 @@ async fn route_condition_outside_of_the_router_rejects_each_request() {
     limits.replace(&policies(&rules[..1])).expect("limits");
     assert_eq!(limits.unmatched_routes(), ["/typo"]);
     // Another part shows that the limit does not apply.
+    // A request of another method has the route, too.
+    let rules = [rule(vec![("method", false, vec!["PUT"]), ("route", false, vec!["/a"])])];
+    let limits = parts().in_memory(&policies(&rules), |limits| Memory::builder(limits).build()).expect("limits");
+    let app = router().layer(limits.layer());
+    let request = Request::get("/a").extension(SocketAddr::from(([192, 0, 2, 1], 1)));
+    app.oneshot(request.body(Body::empty()).expect("a request")).await.expect("a response");
+    assert_eq!(limits.unmatched_routes(), [""; 0]);
     assert_eq!(
         status(&[rule(vec![("method", false, vec!["PUT"]), ("route", false, vec!["/a"])])]).await,
         StatusCode::OK
