@@ -81,7 +81,7 @@ pub enum Event<'a> {
     /// Costs in [units](crate::Costs) are further events, one for each unit.
     #[non_exhaustive]
     Settled {
-        /// The unit of the costs. `None` for the cost on limits that name no unit.
+        /// The unit of the costs. `None` for the cost on limits that name no unit, also if the limiter has no such limit.
         unit: Option<&'a str>,
         /// The held cost.
         held: u64,
