@@ -6,8 +6,9 @@ use crate::key::{EncodeKey, Extracted, KeyText, KeyWriter, MissingKey};
 
 /// The key of a request under limits that count by its parts: see [`RouteLimits`](super::RouteLimits).
 ///
-/// It has the parts that the limits need for the request. For operations on a key, create one with the parts by which
-/// the limit counts. The conditions of the limit need no parts then:
+/// It has the parts that the limits need for the request: [`RouteLimits::extractor`](super::RouteLimits::extractor) creates
+/// it. For operations on a key, you can also create one with the parts by which the limit counts. An operation on a key
+/// without one of these parts returns no error, and affects no request. The conditions of the limit need no parts:
 ///
 #[cfg_attr(not(doctest), doc = include_str!("key.md"))]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

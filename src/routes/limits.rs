@@ -79,6 +79,12 @@ impl<A, U, S: RouteStore> RouteLimits<A, U, S> {
         RateLimitLayer::new(self.extractor.clone(), self.store.clone()).release_on_body_end()
     }
 
+    /// Returns the extractor of the layer, which creates the keys of requests: for operations on a key, or for a layer with a
+    /// limiter around this one.
+    pub fn extractor(&self) -> &ExtractParts<A, U> {
+        &self.extractor
+    }
+
     /// Returns the limiter, for its operations.
     pub fn limiter(&self) -> &S {
         &self.store

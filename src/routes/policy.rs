@@ -94,7 +94,8 @@ impl<'de> Deserialize<'de> for RoutePolicy {
 fn rule_of(fields: &PolicyFields, pepper: &Pepper) -> Result<Rule, Error> {
     if fields.escalate.is_some() {
         return Err(Error::config(
-            "escalate: a file of routes has no escalations; remove it, or use `limiter::Escalating` in code",
+            "escalate: a file of routes has no escalations; remove it, or wrap `RouteLimits::limiter` in \
+             `limiter::Escalating`, in a layer with `RouteLimits::extractor`",
         ));
     }
     let by = match &fields.by {

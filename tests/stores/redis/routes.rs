@@ -10,8 +10,9 @@ use axum::routing::any;
 use http::{Method, Request, StatusCode};
 use tower::ServiceExt as _;
 use tower_ratelimit::key::{Extracted, MissingKey, Pepper};
-use tower_ratelimit::routes::{RequestParts, RoutePolicies};
-use tower_ratelimit::{ExtractKey, Memory, PeerIp};
+use tower_ratelimit::limiter::{Escalating, Escalation};
+use tower_ratelimit::routes::{RequestKey, RequestParts, RoutePolicies};
+use tower_ratelimit::{AcquireOptions, BlockReason, ExtractKey, Limiter as _, Memory, PeerIp, Quota, RateLimitLayer};
 
 use crate::random::Random;
 use crate::server::Server;
@@ -305,7 +306,6 @@ async fn route_condition_outside_of_the_router_rejects_each_request() {
     assert_eq!(limits.unmatched_routes(), ["/typo"]);
     limits.replace(&policies(&rules[..1])).expect("limits");
     assert_eq!(limits.unmatched_routes(), ["/typo"]);
-    // Another part shows that the limit does not apply.
     // A request of another method has the route, too.
     let rules = [rule(vec![("method", false, vec!["PUT"]), ("route", false, vec!["/a"])])];
     let limits = parts().in_memory(&policies(&rules), |limits| Memory::builder(limits).build()).expect("limits");
@@ -313,8 +313,32 @@ async fn route_condition_outside_of_the_router_rejects_each_request() {
     let request = Request::get("/a").extension(SocketAddr::from(([192, 0, 2, 1], 1)));
     app.oneshot(request.body(Body::empty()).expect("a request")).await.expect("a response");
     assert_eq!(limits.unmatched_routes(), [""; 0]);
+    // Another part shows that the limit does not apply.
     assert_eq!(
         status(&[rule(vec![("method", false, vec!["PUT"]), ("route", false, vec!["/a"])])]).await,
         StatusCode::OK
     );
+}
+
+/// The extractor creates the key of a request: for operations, and for a layer with an escalation.
+#[tokio::test]
+async fn extractor_of_route_limits_creates_the_key_of_a_request() {
+    let rules = [Rule { quota: 1, by: BTreeSet::from(["address", "path"]), when: Vec::new(), kept: None }];
+    let limits = parts().in_memory(&policies(&rules), |limits| Memory::builder(limits).build()).expect("limits");
+    let escalation = Escalation::new("limit-0", Quota::per_hour(2));
+    let counts: Memory<RequestKey, _> = Memory::new(escalation.limits());
+    let limiter = Escalating::new(limits.limiter().clone(), counts, escalation);
+    let app = router().layer(RateLimitLayer::new(limits.extractor().clone(), limiter));
+    let request = || {
+        let request = Request::get("/a").extension(SocketAddr::from(([192, 0, 2, 1], 1)));
+        request.body(Body::empty()).expect("a request")
+    };
+    let Extracted::Key(key) = limits.extractor().extract(&request()) else { panic!("a key") };
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let status = app.clone().oneshot(request()).await.expect("a response").status();
+        let decision = limits.limiter().peek(&key, AcquireOptions::default()).await.expect("a decision");
+        seen.push((status.as_u16(), decision.block_reason()));
+    }
+    assert_eq!(seen, [(200, None), (429, None), (429, None), (429, Some(BlockReason::Escalation))]);
 }
