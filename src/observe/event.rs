@@ -397,10 +397,12 @@ impl Event<'_> {
     /// Returns the outcome of a request as a label for metrics and logs.
     ///
     /// `None` if the event is not a terminal event. The outcomes are `allowed`, `delayed` (allowed after a wait),
-    /// `denied`, `exceeds_limit`, `exempt`, `missing_key`, `missing_key_exempt`, `failed`, `conflict` (a reservation id is
-    /// [settled](Error::is_already_settled) or has [another cost](Error::is_id_conflict)) and `abandoned`.
+    /// `denied`, `exceeds_limit`, `exempt`, `missing_key`, `missing_key_exempt`, `failed`, `conflict` (the reservation
+    /// id is [open](Decision::is_repeat), [settled](Error::is_already_settled) or has
+    /// [another cost](Error::is_id_conflict)) and `abandoned`.
     pub fn outcome(&self) -> Option<&'static str> {
         Some(match self {
+            Self::Decided { decision, .. } if decision.is_repeat() && !decision.is_allowed() => "conflict",
             Self::Decided { decision, .. } => match decision.verdict() {
                 Verdict::Allowed => "allowed",
                 Verdict::AllowedAfter(_) => "delayed",

@@ -83,7 +83,8 @@ const FIRING: [(&str, &str, &str, &str); 12] = [
 ];
 
 /// Series of a healthy server, which must not fire.
-const HEALTHY: [&str; 10] = [
+const HEALTHY: [&str; 11] = [
+    "ratelimit_requests_total{limiter='f',limit='none',outcome='conflict',source='no_limit'}",
     "ratelimit_requests_total{limiter='m',limit='none',outcome='allowed',source='store'}",
     "ratelimit_requests_total{limiter='e',limit='day',outcome='allowed',source='store'}",
     "ratelimit_requests_total{limiter='f',limit='day',outcome='allowed',source='store'}",

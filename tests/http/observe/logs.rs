@@ -232,7 +232,7 @@ async fn denial_without_a_limit_is_no_outage() {
     assert_eq!(loud_lines(|| without_limit(Verdict::Allowed)).await, 6, "as by `FailOpen`");
 }
 
-/// A limiter whose holds have ids: a repeat after the settlement, and one with another cost, are errors of one request.
+/// A limiter whose holds have ids: a repeat of one, also with another cost or after the settlement, concerns one request.
 #[tokio::test]
 async fn conflict_of_a_reservation_id_is_no_outage() {
     let (log, _guard) = CapturedLog::start();
@@ -242,15 +242,17 @@ async fn conflict_of_a_reservation_id_is_no_outage() {
     let limiter = Observed::new(limiter, Tracing::new("api")).observe(events.clone());
     let id = ReservationId::new("one");
     let hold = |cost| limiter.hold("alice", AcquireOptions::cost(cost).id(id));
-    drop(hold(1).await.expect("a hold"));
+    let _first = hold(1).await.expect("a hold");
+    assert!(hold(1).await.is_ok_and(|repeat| repeat.decision.is_repeat() && !repeat.decision.is_allowed()));
     assert!(hold(2).await.is_err_and(|error| error.is_id_conflict()));
     limiter.settle("alice", id, 1).await.expect("settled");
     assert!(hold(1).await.is_err_and(|error| error.is_already_settled()));
     let count = |lines: &[String], text: &str| lines.iter().filter(|line| line.starts_with(text)).count();
     let lines: Vec<_> = log.take().iter().map(|line| line.trim_start().to_owned()).collect();
-    assert_eq!(["WARN", "INFO", "DEBUG"].map(|level| count(&lines, level)), [0, 0, 2], "{lines:#?}");
+    assert_eq!(["WARN", "INFO", "DEBUG"].map(|level| count(&lines, level)), [0, 0, 3], "{lines:#?}");
     let events = events.take();
-    assert_eq!(["failed", "conflict"].map(|outcome| count(&events, outcome)), [0, 2], "{events:#?}");
+    let outcomes = ["failed", "denied", "conflict"];
+    assert_eq!(outcomes.map(|outcome| count(&events, outcome)), [0, 0, 3], "{events:#?}");
 }
 
 #[tokio::test]
