@@ -18,12 +18,6 @@ pub trait SubKeyOf<Key: ?Sized>: sealed::Sealed + Send + Sync + 'static {
         SubKeyFacts::default()
     }
 
-    /// Returns whether the limit keeps units free from some requests.
-    #[inline]
-    fn keeps_free(&self) -> bool {
-        self.facts().keeps_free
-    }
-
     /// Returns the units that the limit keeps free from requests of `key`, `None` if it keeps none free from any request.
     #[inline]
     fn kept_free(&self, key: &Key) -> Option<u64> {

@@ -38,9 +38,7 @@ impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
             key: PhantomData,
         }
     }
-}
 
-impl<Key: ?Sized, L> MemoryBuilder<Key, L> {
     /// Sets the number of keys that each limit can store, by default 100 000. A table grows with the keys in use, up to
     /// this number, and never shrinks. [Algorithms](crate::guide::choosing) lists the bytes of a key.
     ///

@@ -83,7 +83,7 @@ impl<C: AlgorithmSelector, P: 'static> KeyedTable<C, P> {
         P: SubKeyOf<Key>,
     {
         let (limit, sub_key) = limit.replace_sub_key(());
-        let table = LimitTable::new(limit, sub_key.keeps_free(), capacity, words, previous)?;
+        let table = LimitTable::new(limit, sub_key.facts().keeps_free, capacity, words, previous)?;
         Ok(Self { sub_key, table })
     }
 
