@@ -139,7 +139,7 @@ macro_rules! mistake {
 }
 
 #[macro_use]
-mod debug;
+mod impls;
 
 pub mod algorithm;
 mod calendar;

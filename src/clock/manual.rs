@@ -54,11 +54,7 @@ impl ManualClock {
     }
 }
 
-impl Default for ManualClock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(ManualClock);
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {

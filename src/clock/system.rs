@@ -95,11 +95,7 @@ impl Clock for SystemClock {
     }
 }
 
-impl Default for SystemClock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(SystemClock);
 
 impl fmt::Debug for SystemClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,11 +18,7 @@ impl TokioClock {
     }
 }
 
-impl Default for TokioClock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(TokioClock);
 
 impl Clock for TokioClock {
     fn now(&self) -> Timestamp {

@@ -288,11 +288,7 @@ where
     }
 }
 
-impl<Key: ?Sized + 'static> Default for KeyParts<Key> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!([Key: ?Sized + 'static] KeyParts<Key>);
 
 impl<Key: ?Sized> fmt::Debug for KeyParts<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

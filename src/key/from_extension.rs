@@ -45,11 +45,7 @@ impl<T: Clone + Hash + Send + Sync + 'static, B> ExtractKey<Request<B>> for From
     }
 }
 
-impl<T> Default for FromExtension<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!([T] FromExtension<T>);
 
 impl<T> Clone for FromExtension<T> {
     fn clone(&self) -> Self {

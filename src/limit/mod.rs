@@ -377,8 +377,4 @@ impl<A, P> Limit<A, P> {
     }
 }
 
-impl<A: fmt::Debug, P> fmt::Debug for Limit<A, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limit").field("name", &self.name()).field("algorithm", &self.algorithm).finish_non_exhaustive()
-    }
-}
+impl_debug!([A: fmt::Debug, P] Limit<A, P> |limit| { name: limit.name(), algorithm: limit.algorithm });

@@ -46,10 +46,6 @@ impl<Key: ?Sized + 'static> Limiter<Key> for BoxLimiter<Key> {
     }
 }
 
-impl<Key: ?Sized> Clone for BoxLimiter<Key> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
+impl_clone!([Key: ?Sized] BoxLimiter<Key> { 0 });
 
 impl_debug!([Key: ?Sized] BoxLimiter<Key> {});

@@ -334,10 +334,6 @@ where
     }
 }
 
-impl<L: Clone, C> Clone for DeniedCache<L, C> {
-    fn clone(&self) -> Self {
-        Self { limiter: self.limiter.clone(), max_age: self.max_age, state: Arc::clone(&self.state) }
-    }
-}
+impl_clone!([L: Clone, C] DeniedCache<L, C> { limiter, max_age, state });
 
 impl_debug!([L: fmt::Debug, C] DeniedCache<L, C> { limiter });

@@ -250,17 +250,9 @@ where
     }
 }
 
-impl<L, C> Clone for Escalating<L, C> {
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), observers: self.observers.clone() }
-    }
-}
+impl_clone!([L, C] Escalating<L, C> { shared, observers });
 
-impl<L: fmt::Debug, C> fmt::Debug for Escalating<L, C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Escalating")
-            .field("limiter", &self.shared.limiter)
-            .field("escalation", &self.shared.escalation)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!([L: fmt::Debug, C] Escalating<L, C> |Escalating { shared, .. }| {
+    limiter: shared.limiter,
+    escalation: shared.escalation,
+});

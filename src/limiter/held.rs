@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 
 use super::capacity::capacity_released;
@@ -380,11 +379,7 @@ impl Drop for Held {
     }
 }
 
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("cost", &self.cost()).finish_non_exhaustive()
-    }
-}
+impl_debug!(Held |held| { cost: held.cost() });
 
 /// A held cost that is released when dropped, unlike [`Held`], which settles the whole cost.
 ///

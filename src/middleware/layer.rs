@@ -410,10 +410,6 @@ impl<S: CloneService, K: Clone, A: Clone, R: Clone, T: Clone, E> Layer<S> for Ra
     }
 }
 
-impl<K: Clone, A: Clone, R: Clone, T: Clone, E> Clone for RateLimitLayer<K, A, R, T, E> {
-    fn clone(&self) -> Self {
-        Self { config: self.config.clone(), end: PhantomData }
-    }
-}
+impl_clone!([K: Clone, A: Clone, R: Clone, T: Clone, E] RateLimitLayer<K, A, R, T, E> { config, end });
 
 impl_debug!([K: fmt::Debug, A: fmt::Debug, R: fmt::Debug, T: fmt::Debug, E] RateLimitLayer<K, A, R, T, E> { config });

@@ -255,11 +255,7 @@ fn take_ready<S: Clone>(inner: &mut S) -> S {
     mem::replace(inner, fresh)
 }
 
-impl<S: Clone, K, A, R, T, E> Clone for RateLimit<S, K, A, R, T, E> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), config: Arc::clone(&self.config), end: PhantomData }
-    }
-}
+impl_clone!([S: Clone, K, A, R, T, E] RateLimit<S, K, A, R, T, E> { inner, config, end });
 
 /// Keeps the name of a gRPC service, by which tonic routes its requests.
 #[cfg(feature = "tonic")]

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
@@ -359,8 +358,4 @@ fn describe() {
     }
 }
 
-impl fmt::Debug for Metrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Metrics").field("limiter", &self.0.limiter).finish_non_exhaustive()
-    }
-}
+impl_debug!(Metrics |metrics| { limiter: metrics.0.limiter });

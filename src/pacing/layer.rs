@@ -105,11 +105,7 @@ pub struct Pacing<S, K, L, D> {
     direction: PhantomData<fn() -> D>,
 }
 
-impl<S: Clone, K, L, D> Clone for Pacing<S, K, L, D> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), config: Arc::clone(&self.config), direction: PhantomData }
-    }
-}
+impl_clone!([S: Clone, K, L, D] Pacing<S, K, L, D> { inner, config, direction });
 
 impl<K, L> Config<K, L> {
     /// Returns the pace of a request's body: `None` if the request is exempt.

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -78,8 +77,4 @@ impl<B: Body<Data = Bytes>> Drop for ReadAheadBody<B> {
     }
 }
 
-impl<B: Body<Data = Bytes>> fmt::Debug for ReadAheadBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadAheadBody").field("size_hint", &self.size_hint()).finish_non_exhaustive()
-    }
-}
+impl_debug!([B: Body<Data = Bytes>] ReadAheadBody<B> |body| { size_hint: body.size_hint() });

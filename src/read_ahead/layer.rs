@@ -168,11 +168,7 @@ impl<M> ReadAheadLayer<M> {
     }
 }
 
-impl Default for ReadAheadLayer {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(ReadAheadLayer);
 
 impl<S, M: Clone> Layer<S> for ReadAheadLayer<M> {
     type Service = ReadAhead<S, M>;

@@ -117,11 +117,7 @@ impl Grpc {
     }
 }
 
-impl Default for Grpc {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(Grpc);
 
 impl<A, B, E> Respond<Request<A>, Response<B>, E> for Grpc {
     type Response = Response<ResponseBody<B>>;

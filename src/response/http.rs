@@ -161,11 +161,7 @@ impl<R> Http<R> {
     }
 }
 
-impl Default for Http {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(Http);
 
 impl<A, B, E, R> Respond<Request<A>, Response<B>, E> for Http<R>
 where

@@ -147,11 +147,7 @@ impl<R, C> RetryAfter<R, C> {
     }
 }
 
-impl Default for RetryAfter {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(RetryAfter);
 
 impl<Request, Response, Error, R, C> Policy<Request, Response, Error> for RetryAfter<R, C>
 where

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -253,14 +252,6 @@ impl RouteStore for Redis<RequestKey> {
     }
 }
 
-impl<A, U, S: Clone> Clone for RouteLimits<A, U, S> {
-    fn clone(&self) -> Self {
-        Self { extractor: self.extractor.clone(), store: self.store.clone(), replacing: Arc::clone(&self.replacing) }
-    }
-}
+impl_clone!([A, U, S: Clone] RouteLimits<A, U, S> { extractor, store, replacing });
 
-impl<A, U, S> fmt::Debug for RouteLimits<A, U, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouteLimits").field("plan", &self.extractor.plan).finish_non_exhaustive()
-    }
-}
+impl_debug!([A, U, S] RouteLimits<A, U, S> |limits| { plan: limits.extractor.plan });

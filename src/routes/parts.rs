@@ -103,11 +103,7 @@ pub struct ExtractParts<A, U> {
     pub(super) plan: Arc<ArcSwap<Plan>>,
 }
 
-impl<A, U> Clone for ExtractParts<A, U> {
-    fn clone(&self) -> Self {
-        Self { parts: Arc::clone(&self.parts), plan: Arc::clone(&self.plan) }
-    }
-}
+impl_clone!([A, U] ExtractParts<A, U> { parts, plan });
 
 impl<B, A, U> ExtractKey<Request<B>> for ExtractParts<A, U>
 where

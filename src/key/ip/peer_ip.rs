@@ -98,11 +98,7 @@ impl<P, H: AddressForm> PeerIp<P, H> {
     }
 }
 
-impl Default for PeerIp {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(PeerIp);
 
 impl<Request, P: PeerAddress<Request>, H: AddressForm> ExtractKey<Request> for PeerIp<P, H> {
     type Key = H::Key;

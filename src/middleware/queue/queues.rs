@@ -1,7 +1,6 @@
 //! The queues of a layer.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
 use std::hash::{BuildHasher as _, Hash};
 use std::sync::atomic::{AtomicBool, AtomicU64 as CounterOfProcess};
 use std::sync::{Arc, PoisonError, Weak};
@@ -288,11 +287,7 @@ impl Drop for Queues {
     }
 }
 
-impl fmt::Debug for Queues {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queues")
-            .field("queues", &self.active.load(Ordering::Relaxed))
-            .field("waiting", &self.waiting.load(Ordering::Relaxed))
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!(Queues |queues| {
+    queues: queues.active.load(Ordering::Relaxed),
+    waiting: queues.waiting.load(Ordering::Relaxed),
+});

@@ -138,11 +138,7 @@ impl Headers {
     }
 }
 
-impl Default for Headers {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(Headers);
 
 #[allow(
     clippy::trivially_copy_pass_by_ref,

@@ -63,11 +63,7 @@ impl GateLayer {
     }
 }
 
-impl Default for GateLayer {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(GateLayer);
 
 impl<K, R> GateLayer<K, R> {
     /// Sets the key of the gates, `Fn(&Request) -> Key`: for example an API key, or `|_: &Request| ()` for one gate.

@@ -181,11 +181,7 @@ impl<Key: ?Sized> StoreLimit<Key> {
     }
 }
 
-impl<Key: ?Sized> fmt::Debug for StoreLimit<Key> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreLimit").field("name", &self.name()).finish_non_exhaustive()
-    }
-}
+impl_debug!([Key: ?Sized] StoreLimit<Key> |limit| { name: limit.name() });
 
 /// The limits of a [`StoreLimits`] for keys of type `Key`.
 #[doc(hidden)]

@@ -1,5 +1,3 @@
-use std::fmt;
-
 use super::bound::{AnyBoundLimit, KeyState};
 use crate::clock::Timestamp;
 use crate::decision::{AcquireOptions, Decision};
@@ -210,9 +208,6 @@ impl StoreTransaction {
     }
 }
 
-impl fmt::Debug for StoreTransaction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.limits.iter().map(|limit| limit.name().as_str()).collect();
-        f.debug_struct("StoreTransaction").field("limits", &names).finish_non_exhaustive()
-    }
-}
+impl_debug!(StoreTransaction |transaction| {
+    limits: transaction.limits.iter().map(|limit| limit.name().as_str()).collect::<Vec<_>>(),
+});

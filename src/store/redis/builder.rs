@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -264,14 +263,10 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     }
 }
 
-impl<Key: ?Sized> fmt::Debug for RedisBuilder<Key> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBuilder")
-            .field("server", &self.settings.server)
-            .field("name", &self.settings.name)
-            .field("limits", &self.limits)
-            .field("prefix", &self.settings.prefix)
-            .field("deadline", &self.settings.deadline)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!([Key: ?Sized] RedisBuilder<Key> |RedisBuilder { settings, limits, .. }| {
+    server: settings.server,
+    name: settings.name,
+    limits: limits,
+    prefix: settings.prefix,
+    deadline: settings.deadline,
+});

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
@@ -309,21 +308,10 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
     }
 }
 
-impl<Key: ?Sized> Clone for Redis<Key> {
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
-    }
-}
+impl_clone!([Key: ?Sized] Redis<Key> { shared });
 
-impl<Key: ?Sized> fmt::Debug for Redis<Key> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.state();
-        let limits: Vec<_> = state.limits().iter().map(|limit| limit.facts.name.as_str()).collect();
-        let config = &state.client.config;
-        f.debug_struct("Redis")
-            .field("server", &config.health.server)
-            .field("limits", &limits)
-            .field("deadline", &config.deadline)
-            .finish_non_exhaustive()
-    }
-}
+impl_debug!([Key: ?Sized] Redis<Key> |redis| {
+    server: redis.state().settings.server,
+    limits: redis.state().limits().iter().map(|limit| limit.facts.name.as_str()).collect::<Vec<_>>(),
+    deadline: redis.state().settings.deadline,
+});

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 
 use super::bound_limit::{BoundLimit, RedisBoundLimit};
@@ -37,11 +36,7 @@ impl<Key: ?Sized> RedisLimit<Key> {
     }
 }
 
-impl<Key: ?Sized> fmt::Debug for RedisLimit<Key> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLimit").field("name", &self.0.info().facts.name.as_str()).finish_non_exhaustive()
-    }
-}
+impl_debug!([Key: ?Sized] RedisLimit<Key> |limit| { name: limit.0.info().facts.name.as_str() });
 
 /// The limits of a [`Redis`](super::Redis) limiter for keys of type `Key`: an algorithm, [`per_key`](crate::per_key), a
 /// [`Limit`](crate::Limit), a tuple of up to eight of these, or a `Vec` of [`RedisLimit`]s.

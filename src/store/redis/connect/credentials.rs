@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,15 +46,8 @@ impl RedisCredentials {
     }
 }
 
-/// Omits the password.
-impl fmt::Debug for RedisCredentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisCredentials")
-            .field("user", &self.user)
-            .field("lifetime", &self.lifetime)
-            .finish_non_exhaustive()
-    }
-}
+// Omits the password.
+impl_debug!(RedisCredentials { user, lifetime });
 
 /// The error of a provider: any error.
 pub(crate) type ProviderError = Box<dyn std::error::Error + Send + Sync>;

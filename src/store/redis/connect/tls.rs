@@ -68,11 +68,7 @@ impl RedisTls {
     }
 }
 
-impl Default for RedisTls {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+impl_default!(RedisTls);
 
 /// Omits the certificates and the key.
 impl fmt::Debug for RedisTls {
