@@ -260,10 +260,10 @@ impl Decision {
     }
 
     /// Records which parts the guard of an allowed request has.
-    pub(crate) fn with_held_parts(mut self, held_parts: HeldParts) -> Self {
+    #[inline]
+    pub(crate) fn set_held_parts(&mut self, held_parts: HeldParts) {
         self.flags.set(DecisionFlags::HOLDS_FIXED, held_parts.fixed);
         self.flags.set(DecisionFlags::HOLDS_UNTIL_END, held_parts.until_end);
-        self
     }
 
     /// Returns which parts the guard has that the store returned with the decision.

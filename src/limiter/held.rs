@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::capacity::capacity_released;
 use super::future::LimiterFuture;
-use super::held_parts::{End, HeldEntry, HoldStore, Part, PartKind, Parts};
+use super::held_parts::{EndCall, Ended, HeldEntry, HoldKind, HoldStore, Part, Parts};
 #[cfg(doc)]
 use crate::decision::AcquireOptions;
 use crate::decision::{Costs, HeldParts};
@@ -77,7 +77,7 @@ impl Held {
     /// limiter, use [`map_settle`](Self::map_settle): a new guard would hold less.
     pub fn new(cost: u64, settle: impl FnOnce(u64) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         let settle = move |actual: Costs| settle(actual.number().unwrap_or(cost));
-        Self::of_call(Some(cost), PartKind::Settled, cost, Box::new(settle))
+        Self::of_call(Some(cost), HoldKind::Settled, cost, Box::new(settle))
     }
 
     /// Creates a guard for a custom limiter with [units](crate::Limit::cost_of). The guard calls `settle` once, with the
@@ -98,7 +98,7 @@ impl Held {
         settle: impl FnOnce(Costs) -> LimiterFuture<()> + Send + Sync + 'static,
     ) -> Self {
         let cost = costs.number().unwrap_or(1);
-        Self::of_call(Some(cost), PartKind::Settled, cost, Box::new(settle))
+        Self::of_call(Some(cost), HoldKind::Settled, cost, Box::new(settle))
             .with_units(costs, |visit| known.into_iter().for_each(visit))
     }
 
@@ -107,17 +107,12 @@ impl Held {
     /// The guard charges nothing. It calls `release` once: when it is settled, released or dropped. Return it only to
     /// callers that keep it ([`AcquireOptions::keep_guard`]).
     pub fn until_end(cost: u64, release: impl FnOnce() -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
-        Self::of_call(None, PartKind::UntilEnd, cost, Box::new(move |_| release()))
+        Self::of_call(None, HoldKind::UntilEnd, cost, Box::new(move |_| release()))
     }
 
-    fn of_call(
-        cost: Option<u64>,
-        kind: PartKind,
-        amount: u64,
-        end: Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>,
-    ) -> Self {
+    fn of_call(cost: Option<u64>, kind: HoldKind, amount: u64, end: EndCall) -> Self {
         let mut parts = Parts::new(cost);
-        parts.parts.push(Part { kind, amount, end: End::Call(end) });
+        parts.parts.push(Part::Call { kind, amount, end });
         Self(Some(parts))
     }
 
@@ -132,14 +127,16 @@ impl Held {
     /// Adds what a limit of the store holds.
     #[inline]
     pub(crate) fn add(&mut self, entry: HeldEntry) {
-        let Some(parts) = self.0.as_mut().filter(|_| !entry.until_end || entry.amount > 0) else { return };
+        let Some(parts) = self.0.as_mut().filter(|_| entry.kind != HoldKind::UntilEnd || entry.amount > 0) else {
+            return;
+        };
         // The first part takes the store, so that one part counts no reference.
         let store = match parts.parts.last() {
-            Some(Part { end: End::Entry(store, _), .. }) => Some(Arc::clone(store)),
+            Some(Part::Entry(store, _)) => Some(Arc::clone(store)),
             _ => parts.store.take(),
         };
         if let Some(store) = store {
-            parts.parts.push(Part { kind: entry.kind(), amount: entry.amount, end: End::Entry(store, entry) });
+            parts.parts.push(Part::Entry(store, entry));
         }
     }
 
@@ -170,8 +167,8 @@ impl Held {
         mut self,
         end: impl FnOnce(bool) -> LimiterFuture<()> + Send + Sync + 'static,
     ) -> Self {
-        let end = End::Call(Box::new(move |charge: Costs| end(charge != Costs::from(0))));
-        self.push(Part { kind: PartKind::Fixed, amount: 1, end });
+        let end = Box::new(move |charge: Costs| end(charge != Costs::from(0)));
+        self.push(Part::Call { kind: HoldKind::Fixed, amount: 1, end });
         self
     }
 
@@ -206,11 +203,11 @@ impl Held {
     /// ```
     pub fn map_settle(mut self, settle: impl FnOnce(Self, Costs) -> LimiterFuture<()> + Send + Sync + 'static) -> Self {
         if let Some((inner, cost)) = self.take_settled() {
-            let end = End::Call(Box::new(move |actual| {
+            let end = Box::new(move |actual| {
                 let known = inner.0.as_ref().map_or(actual, |parts| parts.known_costs(actual));
                 settle(inner, known)
-            }));
-            self.push(Part { kind: PartKind::Settled, amount: cost, end });
+            });
+            self.push(Part::Call { kind: HoldKind::Settled, amount: cost, end });
         }
         self
     }
@@ -221,7 +218,7 @@ impl Held {
         let cost = outer.cost?;
         let mut inner = Parts::new(Some(cost));
         (inner.units, inner.known_units) = (outer.units, outer.known_units.clone());
-        inner.parts.extend(outer.parts.extract_if(.., |part| part.kind == PartKind::Settled));
+        inner.parts.extend(outer.parts.extract_if(.., |part| part.kind() == HoldKind::Settled));
         Some((Self(Some(inner)), cost))
     }
 
@@ -243,8 +240,8 @@ impl Held {
     pub(crate) fn part_kinds(&self) -> HeldParts {
         let mut kinds = HeldParts::NONE;
         for part in self.0.iter().flat_map(|parts| &parts.parts) {
-            kinds.fixed |= part.kind == PartKind::Fixed;
-            kinds.until_end |= part.kind == PartKind::UntilEnd;
+            kinds.fixed |= part.kind() == HoldKind::Fixed;
+            kinds.until_end |= part.kind() == HoldKind::UntilEnd;
         }
         kinds
     }
@@ -252,17 +249,18 @@ impl Held {
     /// Charges the fixed costs: the request is admitted.
     pub(crate) fn charge_fixed_costs(&mut self) {
         if let Some(parts) = &mut self.0 {
-            let mut settled_at = None;
-            for part in parts.parts.extract_if(.., |part| part.kind == PartKind::Fixed) {
-                part.end(Costs::new(), true, &mut settled_at).detach();
+            let mut ended = Ended::default();
+            for part in parts.parts.extract_if(.., |part| part.kind() == HoldKind::Fixed) {
+                ended.end(part, &Costs::new(), true);
             }
+            ended.into_future().detach();
         }
     }
 
     /// Returns the guard of what is settled or charged, and the guard of what is held until the request ends.
     pub(crate) fn split(mut self) -> (Option<Self>, Option<Self>) {
         let Some(parts) = &mut self.0 else { return (None, None) };
-        let is_until_end = |part: &mut Part| part.kind == PartKind::UntilEnd;
+        let is_until_end = |part: &mut Part| part.kind() == HoldKind::UntilEnd;
         if parts.cost.is_none() {
             return (None, Some(self));
         }
@@ -298,8 +296,8 @@ impl Held {
     pub fn settle(mut self, actual: impl Into<Costs>) -> LimiterFuture<()> {
         let actual = actual.into();
         match self.check_units(actual) {
-            Ok(()) => self.end(Some(actual), true),
-            Err(error) => self.end(None, true).map_result(|_| Err(error)),
+            Ok(()) => self.end(&actual, true),
+            Err(error) => self.end(&self.costs(), true).map_result(|_| Err(error)),
         }
     }
 
@@ -314,7 +312,7 @@ impl Held {
     ///
     /// As for [`settle`](Self::settle).
     pub fn release(mut self) -> LimiterFuture<()> {
-        self.end(Some(Costs::from(0)), false)
+        self.end(&Costs::from(0), false)
     }
 
     /// Joins two holds of one decision into one guard.
@@ -342,21 +340,21 @@ impl Held {
     }
 
     /// Ends all parts, once. Without actual costs, charges what is held.
-    fn end(&mut self, actual: Option<Costs>, admitted: bool) -> LimiterFuture<()> {
-        let actual = actual.unwrap_or_else(|| self.costs());
-        let (mut ended, mut settled_at) = (None::<LimiterFuture<()>>, None);
+    fn end(&mut self, actual: &Costs, admitted: bool) -> LimiterFuture<()> {
+        let mut ended = Ended::default();
         // One by one, in their order: if a part panics, the drop of the guard ends the others.
         self.reverse();
         while let Some(part) = self.0.as_mut().and_then(|parts| parts.parts.pop()) {
-            let end = part.end(actual, admitted, &mut settled_at);
-            ended = Some(match ended {
-                None => end,
-                Some(others) => others.and(end),
-            });
+            ended.end(part, actual, admitted);
         }
         let Some(mut parts) = self.0.take() else { return LimiterFuture::ready(Ok(())) };
-        let (wakes, ended) = (parts.wakes.take(), ended.unwrap_or_else(|| LimiterFuture::ready(Ok(()))));
+        let wakes = parts.wakes.take();
         parts.keep();
+        // The common end: no future is moved.
+        if wakes.is_none() && ended.is_ok() {
+            return LimiterFuture::ready(Ok(()));
+        }
+        let ended = ended.into_future();
         match wakes {
             None => ended.complete_on_drop(),
             Some(limits) => {
@@ -374,7 +372,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         // Nothing after an end, which has taken the parts.
         if self.0.is_some() {
-            self.end(None, true).detach();
+            self.end(&self.costs(), true).detach();
         }
     }
 }

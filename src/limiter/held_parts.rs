@@ -29,14 +29,20 @@ pub(super) struct Parts {
 }
 
 /// What one limit, or one limiter, holds.
-pub(super) struct Part {
-    pub(super) kind: PartKind,
-    pub(super) amount: u64,
-    pub(super) end: End,
+pub(super) enum Part {
+    /// Ended by a store, as this record says.
+    Entry(Arc<dyn HoldStore>, HeldEntry),
+    /// Ended by a limiter of a user's own, or in another way.
+    Call { kind: HoldKind, amount: u64, end: EndCall },
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum PartKind {
+pub(super) type EndCall = Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+// As wide as a word, as `LimitCost` is.
+#[repr(u64)]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
+pub enum HoldKind {
     /// Charged by its actual cost.
     Settled,
     /// A fixed cost, which [`hold_all_costs`](AcquireOptions::hold_all_costs) holds. Charged whole, or released.
@@ -45,20 +51,13 @@ pub(super) enum PartKind {
     UntilEnd,
 }
 
-pub(super) enum End {
-    /// By a store, as this record says.
-    Entry(Arc<dyn HoldStore>, HeldEntry),
-    /// By a limiter of a user's own, or in another way.
-    Call(Box<dyn FnOnce(Costs) -> LimiterFuture<()> + Send + Sync>),
-}
-
 /// A store whose holds are records.
 pub(crate) trait HoldStore: Send + Sync {
     /// Ends a hold, and charges the key. The time of the settlement in a store is kept by the store's address.
     fn end(
         &self,
         entry: &HeldEntry,
-        charge: &HeldCharge,
+        charge: HeldCharge<'_>,
         settled_at: &mut Option<(usize, Timestamp)>,
     ) -> Result<(), Error>;
 }
@@ -82,62 +81,96 @@ pub struct HeldEntry {
     pub(crate) cost: LimitCost,
     /// What was charged for the request before. The settlement charges only what exceeds it.
     pub(crate) charge_before: u64,
-    /// The cost is held until the request ends, and never charged.
-    pub(crate) until_end: bool,
+    pub(crate) kind: HoldKind,
 }
 
 /// What the end of a hold charges on each limit.
 #[allow(unreachable_pub, reason = "named by a hidden trait only")]
-pub enum HeldCharge {
+#[derive(Clone, Copy)]
+pub enum HeldCharge<'a> {
     Nothing,
     Held,
     /// The actual costs of the request, beyond what was charged for it before.
-    Actual(Costs),
+    Actual(&'a Costs),
 }
 
 impl HeldEntry {
     /// Returns what the limit charges.
-    pub(crate) fn charged(&self, charge: &HeldCharge) -> u64 {
+    pub(crate) fn charged(&self, charge: HeldCharge<'_>) -> u64 {
         match charge {
-            _ if self.until_end => 0,
+            _ if self.kind == HoldKind::UntilEnd => 0,
             HeldCharge::Nothing => 0,
             HeldCharge::Held => self.amount,
             HeldCharge::Actual(actual) => self.cost.actual_beyond(self.charge_before, actual, self.amount),
         }
     }
+}
 
-    pub(super) fn kind(&self) -> PartKind {
-        match self.until_end {
-            true => PartKind::UntilEnd,
-            false if self.cost.is_fixed() => PartKind::Fixed,
-            false => PartKind::Settled,
+impl Part {
+    pub(super) fn kind(&self) -> HoldKind {
+        match self {
+            Self::Entry(_, entry) => entry.kind,
+            Self::Call { kind, .. } => *kind,
+        }
+    }
+
+    fn amount(&self) -> u64 {
+        match self {
+            Self::Entry(_, entry) => entry.amount,
+            Self::Call { amount, .. } => *amount,
         }
     }
 }
 
-impl Part {
-    /// Ends the hold. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
+/// What the parts that have ended return.
+#[derive(Default)]
+pub(super) struct Ended {
+    /// The time of the settlement in a store, by the store's address.
+    settled_at: Option<(usize, Timestamp)>,
+    /// The first error of a store.
+    error: Option<Error>,
+    calls: Option<LimiterFuture<()>>,
+}
+
+impl Ended {
+    /// Ends a hold. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
     #[inline]
-    pub(super) fn end(
-        self,
-        actual: Costs,
-        admitted: bool,
-        settled_at: &mut Option<(usize, Timestamp)>,
-    ) -> LimiterFuture<()> {
-        match self.end {
-            End::Entry(store, entry) => {
-                let charge = match self.kind {
-                    PartKind::Settled => HeldCharge::Actual(actual),
-                    PartKind::Fixed if admitted => HeldCharge::Held,
-                    PartKind::Fixed | PartKind::UntilEnd => HeldCharge::Nothing,
+    pub(super) fn end(&mut self, part: Part, actual: &Costs, admitted: bool) {
+        match part {
+            Part::Entry(store, entry) => {
+                let charge = match entry.kind {
+                    HoldKind::Settled => HeldCharge::Actual(actual),
+                    HoldKind::Fixed if admitted => HeldCharge::Held,
+                    HoldKind::Fixed | HoldKind::UntilEnd => HeldCharge::Nothing,
                 };
-                LimiterFuture::ready(store.end(&entry, &charge, settled_at))
+                if let Err(error) = store.end(&entry, charge, &mut self.settled_at) {
+                    self.error.get_or_insert(error);
+                }
             }
-            End::Call(end) => end(match self.kind {
-                PartKind::Settled => actual,
-                PartKind::Fixed => Costs::from(u64::from(admitted)),
-                PartKind::UntilEnd => Costs::from(0),
-            }),
+            Part::Call { kind, end, .. } => {
+                let end = end(match kind {
+                    HoldKind::Settled => *actual,
+                    HoldKind::Fixed => Costs::from(u64::from(admitted)),
+                    HoldKind::UntilEnd => Costs::from(0),
+                });
+                self.calls = Some(match self.calls.take() {
+                    None => end,
+                    Some(others) => others.and(end),
+                });
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_ok(&self) -> bool {
+        self.error.is_none() && self.calls.is_none()
+    }
+
+    pub(super) fn into_future(self) -> LimiterFuture<()> {
+        let result = LimiterFuture::ready(self.error.map_or(Ok(()), Err));
+        match self.calls {
+            None => result,
+            Some(calls) => result.and(calls),
         }
     }
 }
@@ -195,7 +228,7 @@ impl Parts {
 
     /// Without a cost to settle, the largest one that is held until the end.
     pub(super) fn cost(&self) -> u64 {
-        let until_end = || self.parts.iter().filter(|part| part.kind == PartKind::UntilEnd).map(|part| part.amount);
+        let until_end = || self.parts.iter().filter(|part| part.kind() == HoldKind::UntilEnd).map(Part::amount);
         self.cost.unwrap_or_else(|| until_end().max().unwrap_or(0))
     }
 }

@@ -29,9 +29,10 @@ impl Outcome {
 
     /// Creates the outcome of a store. The decision records the parts of the guard, so that callers can
     /// [check](Self::check_guard) whether they have received them.
-    pub(crate) fn of_store(decision: Decision, held: Option<Held>) -> Self {
-        let parts = held.as_ref().map_or(HeldParts::NONE, Held::part_kinds);
-        Self { decision: decision.with_held_parts(parts), held }
+    #[inline]
+    pub(crate) fn of_store(mut decision: Decision, held: Option<Held>) -> Self {
+        decision.set_held_parts(held.as_ref().map_or(HeldParts::NONE, Held::part_kinds));
+        Self { decision, held }
     }
 
     /// Lets the end of the guard wake the requests that wait for some limits, if there are any.

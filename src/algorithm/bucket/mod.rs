@@ -284,7 +284,7 @@ impl Bucket {
         if rate == self.rate.packed && at - now_micros <= self.time_to_full {
             return LazySnapshot::new([ticks.saturating_sub(at), fraction, rate, self.burst, at - now_micros], project);
         }
-        self.snapshot_slow(*state, now)
+        self.snapshot_slow(*state, now).by_fields()
     }
 
     #[cold]

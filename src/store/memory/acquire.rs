@@ -39,7 +39,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         }
         if let Some(once) = options.charged_once() {
             let (decision, entries, charged_for) = self.acquire_once(key, *options, once)?;
-            return Ok(self.outcome(options, decision, self.guard(options, &entries), charged_for));
+            return Ok(self.outcome(options, decision, Some(self.guard(options, &entries)), charged_for));
         }
         // Released if nothing is decided, or if an algorithm panics.
         let mut held = ReleaseOnDrop::new((options.hold || options.keeps_guard).then(|| self.guard(options, &[])));
@@ -48,17 +48,15 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         if not_decided != NotDecided::Uncommon
             && let Some(decision) = L::try_complete(&self.shared.tables, context, held.held_mut())
         {
-            return Ok(match held.into_held() {
-                Some(held) => self.outcome(options, decision, held, None),
-                None => decision.into(),
-            });
+            return Ok(self.outcome(options, decision, held.into_held(), None));
         }
         let (decision, entries) = self.shared.acquire(context);
-        let Some(mut held) = held.into_held() else { return Ok(decision.into()) };
-        for entry in entries {
-            held.add(entry);
+        if let Some(held) = held.held_mut() {
+            for entry in entries {
+                held.add(entry);
+            }
         }
-        Ok(self.outcome(options, decision, held, None))
+        Ok(self.outcome(options, decision, held.into_held(), None))
     }
 
     /// Checks that a limit names each unit of the options.
@@ -87,16 +85,16 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         &self,
         options: &AcquireOptions,
         decision: Decision,
-        mut held: Held,
+        held: Option<Held>,
         charged_for: Option<ChargedFor>,
     ) -> Outcome
     where
         Key: 'static,
         L: 'static,
     {
-        if held.is_empty() || !decision.is_allowed() {
+        let Some(mut held) = held.filter(|held| !held.is_empty() && decision.is_allowed()) else {
             return decision.into();
-        }
+        };
         if options.hold {
             held = held.with_units(options.costs(), |visit| visit_units::<Key, L>(&self.shared.tables, visit));
         }

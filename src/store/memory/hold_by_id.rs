@@ -58,7 +58,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         let now = self.now();
         shared.end_expired(&mut records, now);
         records.forget_old(now);
-        let charge = HeldCharge::Actual(actual);
+        let charge = HeldCharge::Actual(&actual);
         let Some(record) = self.record_key(&self.context_at(key, AcquireOptions::default(), now), CallId::hold(id))
         else {
             return Ok(());
@@ -68,13 +68,13 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
             Settlement::Nothing => Ok(()),
             Settlement::End(limits) => {
                 shared.reservations.publish(&records);
-                shared.settle_limits(&limits, &charge)
+                shared.settle_limits(&limits, charge)
             }
             Settlement::Excess(limits) => {
                 let (context, mut settled) = (self.context(key, AcquireOptions::default()), Ok(()));
                 L::for_each(&shared.tables, &mut |table| {
                     let of_table = limits.iter().filter(|limit| limit.table == table.info().table_id());
-                    let excess = of_table.map(|limit| limit.charged(&charge).saturating_sub(limit.amount));
+                    let excess = of_table.map(|limit| limit.charged(charge).saturating_sub(limit.amount));
                     // Charges every limit, also after one has failed. Returns the first error.
                     for excess in excess.filter(|excess| *excess > 0) {
                         table.with_part(&context, &mut |part| {
@@ -188,11 +188,11 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
     #[cold]
     fn end_expired(&self, records: &mut Records, now: Timestamp) {
         for limits in records.take_stale(now) {
-            let _ = self.settle_limits(&limits, &HeldCharge::Nothing);
+            let _ = self.settle_limits(&limits, HeldCharge::Nothing);
         }
         while let Some(limits) = records.take_expired(now) {
             // If the table is full, the key has no slot that could be charged.
-            let _ = self.settle_limits(limits, &HeldCharge::Held);
+            let _ = self.settle_limits(limits, HeldCharge::Held);
         }
         self.reservations.publish(records);
     }

@@ -35,10 +35,10 @@ impl<C: AlgorithmSelector> LimitInfo for LimitTable<C> {
     }
 
     fn settle(&self, entry: &HeldEntry, actual: u64, now: &mut Timestamp, clock: &dyn Clock) -> Result<(), TableFull> {
-        let &HeldEntry { key, id, at, amount, until_end, .. } = entry;
+        let &HeldEntry { key, id, at, amount, .. } = entry;
         let mut keys = self.table.lock(key);
         let mut settled = Ok(());
-        if until_end {
+        if C::Algorithm::HELD_UNTIL_END {
             keys.end_request(key, amount, (id, at));
         } else {
             *now = keys.decide_at(*now, clock);

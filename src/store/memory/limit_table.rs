@@ -14,7 +14,7 @@ use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::Held;
-use crate::store::inner::{AlgorithmExt as _, HeldEntry, InLine, ShareRole, capacity_released, limit_id};
+use crate::store::inner::{AlgorithmExt as _, HeldEntry, HoldKind, InLine, ShareRole, capacity_released, limit_id};
 
 /// A limit with its table, and the part of the key by which it counts.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -105,24 +105,6 @@ impl<C: AlgorithmSelector, P: 'static> KeyedTable<C, P> {
     {
         self.table.limit.kept_free_beside(self.sub_key.kept_free(key))
     }
-
-    /// Decides alone, if it needs no transaction.
-    pub(super) fn try_complete_alone<Key>(
-        &self,
-        context: &AcquireContext<'_, Key>,
-        held: Option<&mut Held>,
-    ) -> Option<Decision>
-    where
-        Key: ?Sized,
-        C: SelectAlgorithm<Key>,
-        P: SubKeyOf<Key> + Send + Sync + 'static,
-        P::SubKey: Hash,
-    {
-        if !context.options.hold && self.table.is_plain {
-            return plain::try_complete(self, context);
-        }
-        plain::try_alone(self, context, held)
-    }
 }
 
 impl<C: AlgorithmSelector> LimitTable<C> {
@@ -178,8 +160,15 @@ impl<C: AlgorithmSelector> LimitTable<C> {
 
     /// Returns the record of a hold, which has a number and a deadline, or zeros.
     pub(super) fn entry(&self, key: u64, amount: u64, (id, at): (u64, u64), charge_before: u64) -> HeldEntry {
-        let (table, cost, until_end) = (self.table.id(), self.limit.cost(), C::Algorithm::HELD_UNTIL_END);
-        HeldEntry { table, key, id, at, amount, cost, charge_before, until_end }
+        let (table, cost) = (self.table.id(), self.limit.cost());
+        let kind = if C::Algorithm::HELD_UNTIL_END {
+            HoldKind::UntilEnd
+        } else if cost.is_fixed() {
+            HoldKind::Fixed
+        } else {
+            HoldKind::Settled
+        };
+        HeldEntry { table, key, id, at, amount, cost, charge_before, kind }
     }
 
     /// Returns the algorithm once more, for a hold, if the key chooses it.
@@ -246,7 +235,7 @@ where
     }
 
     fn try_complete(&self, context: &AcquireContext<'_, Key>, held: Option<&mut Held>) -> Option<Decision> {
-        self.try_complete_alone(context, held)
+        plain::try_complete(self, context, held)
     }
 
     fn with_part(&self, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(&dyn Part)) -> bool {

@@ -73,7 +73,7 @@ where
         context: &AcquireContext<'_, Key>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
-        tables.try_complete_alone(context, held)
+        plain::try_complete(tables, context, held)
     }
 
     fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(Option<&PartList<'_>>)) {

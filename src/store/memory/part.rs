@@ -286,7 +286,7 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
         if limit.holds(self.options) {
             return self.hold_plain(rest, &mut keys, now, is_alone, chain);
         }
-        match self.plain.decide_common::<true>(&mut keys, now) {
+        match self.plain.decide_common(&mut keys, now) {
             Ok(Some(allowed)) => self.charge_after(allowed, rest, now, is_alone, chain),
             Ok(None) => false,
             Err(state) => self.charge_uncommon(state, rest, now, is_alone, chain),

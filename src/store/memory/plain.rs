@@ -44,21 +44,9 @@ where
     PlainLimit::of::<false, _, _>(limit, context, hash).decide_present(context.now, context.clock)
 }
 
-/// Decides any request on one limit that decides by its states, on a present or absent key. `None` leaves the request to the
-/// transaction.
-pub(super) fn try_complete<Key, C, P>(limit: &KeyedTable<C, P>, context: &AcquireContext<'_, Key>) -> Option<Decision>
-where
-    Key: ?Sized,
-    C: SelectAlgorithm<Key>,
-    P: SubKeyOf<Key>,
-    P::SubKey: Hash,
-{
-    let hash = limit.key_hash(context)?;
-    PlainLimit::of::<false, _, _>(limit, context, hash).decide_any(context.now, context.clock)
-}
-
-/// Charges one limit with a mark, with units that are kept free, or in the shadow, or holds: see [`PlainLimit`].
-pub(super) fn try_alone<Key, C, P>(
+/// Decides any request on one limit that decides by its states, on a present or absent key; charges, or holds on, any other
+/// limit that allows it: see [`PlainLimit`]. `None` leaves the request to the transaction.
+pub(super) fn try_complete<Key, C, P>(
     limit: &KeyedTable<C, P>,
     context: &AcquireContext<'_, Key>,
     held: Option<&mut Held>,
@@ -69,8 +57,11 @@ where
     P: SubKeyOf<Key>,
     P::SubKey: Hash,
 {
-    let options = &context.options;
-    let plain = PlainLimit::of::<true, _, _>(limit, context, limit.key_hash(context)?);
+    let (options, hash) = (&context.options, limit.key_hash(context)?);
+    if !options.hold && limit.table.is_plain {
+        return PlainLimit::of::<false, _, _>(limit, context, hash).decide_any(context.now, context.clock);
+    }
+    let plain = PlainLimit::of::<true, _, _>(limit, context, hash);
     if plain.options.cost == 0 {
         return None;
     }
@@ -322,30 +313,35 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
         keys: &'k mut Keys<C::Algorithm>,
         now: Timestamp,
     ) -> Option<Allowed<'k, C::Algorithm>> {
-        match self.decide_common::<ALL>(keys, now) {
-            Ok(allowed) => allowed,
-            Err(state) if ALL => self.decide_uncommon(state, now),
-            Err(_) => None,
+        let (state, algorithm): (_, &C::Algorithm) = (self.state::<ALL>(keys, now)?, self.chosen.borrow());
+        let next = match algorithm.decide_in_line(state, now, self.options, InLine) {
+            Some(Step::Allow { next, delay: 0 }) => next,
+            None if ALL => self.next_uncommon(state, now)?,
+            _ => return None,
+        };
+        self.allowed::<ALL>(algorithm, state, next, now)
+    }
+
+    #[inline(never)]
+    fn next_uncommon(&self, state: &StateOf<C>, now: Timestamp) -> Option<<StateOf<C> as State>::Next> {
+        let algorithm: &C::Algorithm = self.chosen.borrow();
+        match algorithm.decide(state, now, self.options) {
+            Step::Allow { next, delay: 0 } => Some(next),
+            _ => None,
         }
     }
 
     /// Decides, or returns the state if the decision is not in line.
     #[inline(always)]
-    pub(super) fn decide_common<'k, const ALL: bool>(
+    pub(super) fn decide_common<'k>(
         &self,
         keys: &'k mut Keys<C::Algorithm>,
         now: Timestamp,
     ) -> Result<Option<Allowed<'k, C::Algorithm>>, &'k mut StateOf<C>> {
-        if !keys.is_plain(self.hash) {
-            return Ok(None);
-        }
-        let Some(slot) = (if ALL { self.slot(keys, now) } else { keys.find(self.hash) }) else { return Ok(None) };
-        let (state, algorithm): (_, &C::Algorithm) = (keys.state_mut(slot), self.chosen.borrow());
-        if ALL && self.needed_free() > 0 && !self.leaves_free(state, now) {
-            return Ok(None);
-        }
+        let Some(state) = self.state::<true>(keys, now) else { return Ok(None) };
+        let algorithm: &C::Algorithm = self.chosen.borrow();
         match algorithm.decide_in_line(state, now, self.options, InLine) {
-            Some(Step::Allow { next, delay: 0 }) => Ok(self.allowed::<ALL>(algorithm, state, next, now)),
+            Some(Step::Allow { next, delay: 0 }) => Ok(self.allowed::<true>(algorithm, state, next, now)),
             Some(_) => Ok(None),
             None => Err(state),
         }
@@ -358,11 +354,23 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
         state: &'k mut StateOf<C>,
         now: Timestamp,
     ) -> Option<Allowed<'k, C::Algorithm>> {
-        let algorithm: &C::Algorithm = self.chosen.borrow();
-        match algorithm.decide(state, now, self.options) {
-            Step::Allow { next, delay: 0 } => self.allowed::<true>(algorithm, state, next, now),
-            _ => None,
+        let next = self.next_uncommon(state, now)?;
+        self.allowed::<true>(self.chosen.borrow(), state, next, now)
+    }
+
+    /// Returns the state of a key that nothing else determines, if it leaves the units that are kept free.
+    #[inline(always)]
+    fn state<'k, const ALL: bool>(
+        &self,
+        keys: &'k mut Keys<C::Algorithm>,
+        now: Timestamp,
+    ) -> Option<&'k mut StateOf<C>> {
+        if !keys.is_plain(self.hash) {
+            return None;
         }
+        let slot = if ALL { self.slot(keys, now) } else { keys.find(self.hash) }?;
+        let state = keys.state_mut(slot);
+        (!ALL || self.needed_free() == 0 || self.leaves_free(state, now)).then_some(state)
     }
 
     #[inline(never)]
@@ -413,9 +421,8 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
         let now_only = ChargeOptions::within(cost, Some(Duration::ZERO));
         let snapshot = if held == 0 && !C::Algorithm::HELD_UNTIL_END {
             // The numbers of a held cost are those after its charge: no copy of the state.
-            let allowed = algorithm.decide(state, now, now_only);
-            let Step::Allow { next, delay: 0 } = allowed else { return None };
-            preview(algorithm, &next, now)
+            let Step::Allow { ref next, delay: 0 } = algorithm.decide(state, now, now_only) else { return None };
+            preview(algorithm, next, now)
         } else if algorithm.peek_with_held(state, now, now_only, held).0 == Verdict::Allowed {
             None
         } else {

@@ -11,7 +11,7 @@ use super::chain::{self, PartList};
 use super::limit_table::KeyedTable;
 use super::limits::{MemoryLimits, with_parts_of};
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
-use crate::decision::{AcquireOptions, Decision};
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::limit::{IntoLimit, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::Held;
@@ -150,22 +150,24 @@ impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided> {
         match tables.now.load().as_slice() {
             [one] => one.try_acquire(context),
-            _ if is_uncommon(&context.options) => Err(NotDecided::NotApplicable),
-            // Without a guard it is an error, also if the limit does not apply.
-            tables if tables.iter().any(|table| table.info().is_held_until_end()) => Err(NotDecided::NotApplicable),
-            tables => try_parts(tables, context, None).ok_or(NotDecided::NotApplicable),
+            _ => Err(NotDecided::NotApplicable),
         }
     }
 
     fn try_complete(
         tables: &Self::Tables,
         context: &AcquireContext<'_, Key>,
-        held: Option<&mut Held>,
+        mut held: Option<&mut Held>,
     ) -> Option<Decision> {
         match tables.now.load().as_slice() {
             [one] => one.try_complete(context, held),
-            tables if is_uncommon(&context.options) => try_parts(tables, context, held),
-            _ => None,
+            tables => {
+                let mut decided = None;
+                with_parts_of(tables, context, None, &mut |parts| {
+                    decided = chain::try_parts(parts, context, held.as_deref_mut());
+                });
+                decided
+            }
         }
     }
 
@@ -176,22 +178,4 @@ impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>)) {
         tables.now.load().iter().for_each(|table| f(&**table));
     }
-}
-
-/// Returns whether the units must be checked before the decision, or it may hold a cost. Any other decision is tried at once.
-fn is_uncommon(options: &AcquireOptions) -> bool {
-    options.has_units() || options.hold || options.keeps_guard
-}
-
-/// Decides on several limits in the plain case.
-fn try_parts<Key: ?Sized>(
-    tables: &[DynLimitTable<Key>],
-    context: &AcquireContext<'_, Key>,
-    mut held: Option<&mut Held>,
-) -> Option<Decision> {
-    let mut decided = None;
-    with_parts_of(tables, context, None, &mut |parts| {
-        decided = chain::try_parts(parts, context, held.as_deref_mut());
-    });
-    decided
 }

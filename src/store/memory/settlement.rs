@@ -7,7 +7,7 @@ use super::table::TableFull;
 use super::transaction_limit::read_clock;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::inner::{HeldCharge, HeldEntry, HoldStore};
+use crate::store::inner::{HeldCharge, HeldEntry, HoldKind, HoldStore};
 
 /// The time of a settlement in a store, by the store's address.
 type SettledAt = Option<(usize, Timestamp)>;
@@ -18,7 +18,7 @@ where
     L: MemoryLimits<Key>,
 {
     /// Ends the hold of a guard, after the holds with an id that have expired before.
-    fn end(&self, entry: &HeldEntry, charge: &HeldCharge, settled_at: &mut SettledAt) -> Result<(), Error> {
+    fn end(&self, entry: &HeldEntry, charge: HeldCharge<'_>, settled_at: &mut SettledAt) -> Result<(), Error> {
         self.end_due();
         self.settle_entry(entry, entry.charged(charge), settled_at).map_err(table_full)
     }
@@ -26,7 +26,7 @@ where
 
 impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
     /// Ends a hold on each limit that shares a table with the limits of the hold, as their replacements do.
-    pub(super) fn settle_limits(&self, entries: &[HeldEntry], charge: &HeldCharge) -> Result<(), Error> {
+    pub(super) fn settle_limits(&self, entries: &[HeldEntry], charge: HeldCharge<'_>) -> Result<(), Error> {
         let (mut settled, mut settled_at, mut open) = (Ok(()), None, OpenEntries { shared: self, entries });
         while let [entry, others @ ..] = open.entries {
             open.entries = others;
@@ -41,7 +41,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
         // limit of all does, and allow what that one denies. A request in flight ends without a time.
         let store = std::ptr::from_ref(self).addr();
         let mut now = match *settled_at {
-            _ if entry.until_end => Timestamp::EPOCH,
+            _ if entry.kind == HoldKind::UntilEnd => Timestamp::EPOCH,
             Some((id, at)) if id == store => at,
             _ => read_clock(&self.clock),
         };
@@ -51,7 +51,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
                 settled = settled.and(table.settle(entry, actual, &mut now, &self.clock));
             }
         });
-        if !entry.until_end {
+        if entry.kind != HoldKind::UntilEnd {
             *settled_at = Some((store, now));
         }
         settled
