@@ -1,5 +1,6 @@
 //! The Lua implementation of an algorithm, compared with the one in Rust.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Violation;
@@ -33,11 +34,9 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
         let clock = ManualClock::at(Timestamp::from_micros((1 << 50) + random.below(1 << 40)));
         let memory: Memory<str, _> = Memory::builder(algorithm.clone()).clock(clock.clone()).build()?;
         let redis = Redis::builder(server.clone(), &format!("{run}-{seed}"), algorithm.clone()).prefix("check");
-        let redis: Redis<str> = redis
-            .clock_for_tests(clock.clone())
-            .hold_expiry(Duration::from_secs(24 * 60 * 60))
-            .deadline(Duration::from_secs(30))
-            .build()?;
+        let mut redis = redis.hold_expiry(Duration::from_secs(24 * 60 * 60)).deadline(Duration::from_secs(30));
+        redis.settings.clock = Some(Arc::new(clock.clone()));
+        let redis: Redis<str> = redis.build()?;
         let limit = memory.check("never seen", 0).most_restrictive().map_or(1, LimitStatus::limit);
         let max_reset = crate::clock::micros_floor(algorithm.max_reset()).clamp(1, 1 << 45);
         for _ in 0..STEPS {

@@ -198,8 +198,9 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         self
     }
 
-    /// Decides by this clock, and keeps all keys for a day. For tests only, because the clocks of two processes differ.
-    #[cfg(any(test, feature = "test-util"))]
+    /// Decides by this clock, and keeps all keys for a day. Only for this repository, whose `.cargo/config.toml` sets the
+    /// `cfg`: the clocks of two processes differ.
+    #[cfg(redis_test_clock)]
     #[doc(hidden)]
     pub fn clock_for_tests(mut self, clock: impl Clock + 'static) -> Self {
         self.settings.clock = Some(Arc::new(clock));
