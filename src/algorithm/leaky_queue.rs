@@ -2,7 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::bucket::Bucket;
-use super::{Algorithm, ChargeOptions, Step};
+use super::{Algorithm, ChargeOptions, InLine, Step};
 use crate::clock::Timestamp;
 use crate::decision::LazySnapshot;
 use crate::error::Error;
@@ -126,7 +126,7 @@ impl Algorithm for LeakyQueue {
         state: &[u64; 4],
         now: Timestamp,
         options: ChargeOptions,
-        _: super::InLine,
+        _: InLine,
     ) -> Option<Step<[u64; 4]>> {
         self.kernel.decide_in_line(state, now, options, true)
     }

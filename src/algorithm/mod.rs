@@ -234,6 +234,19 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// Returns the numbers of a state for headers: limit, remaining, reset.
     fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot;
 
+    /// Returns the snapshot of the next state that [`decide`](Self::decide) has returned at this time, unless it exists only
+    /// after the edit.
+    ///
+    /// Only algorithms of this crate implement it, as `decide_in_line`.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn snapshot_of_next(&self, next: &<Self::State as State>::Next, now: Timestamp, _: InLine) -> Option<LazySnapshot> {
+        match Self::State::next_state(next) {
+            Some(state) => Some(self.snapshot(state, now)),
+            None => Self::State::next_snapshot(next),
+        }
+    }
+
     /// Returns the maximum time until a state within the limit is idle.
     fn max_reset(&self) -> Duration;
 

@@ -95,15 +95,6 @@ impl LazySnapshot {
         Self { words, compute }
     }
 
-    /// Returns a copy, field by field. The compiler would write a snapshot that a function returns where the in-line case
-    /// writes its own, so both would be in memory, and a copy of what was written a moment before waits for it.
-    // Rows "memory shadow", "memory warn_at" of benches/figures.md: 1.17 and 1.14 times as long without.
-    #[inline(always)]
-    pub(crate) const fn by_fields(&self) -> Self {
-        let words = &self.words;
-        Self::new([words[0], words[1], words[2], words[3], words[4]], self.compute)
-    }
-
     /// Creates a snapshot from limit, window, remaining, reset and time to the next token, in microseconds. The window is
     /// zero if there is none.
     #[inline]

@@ -14,6 +14,12 @@ macro_rules! bucket_algorithm {
             self.kernel.snapshot(state, now)
         }
 
+        // The rate is this quota's, so the function of the snapshot is known.
+        #[inline(always)]
+        fn snapshot_of_next(&self, next: &[u64; 4], now: Timestamp, _: InLine) -> Option<LazySnapshot> {
+            Some(self.kernel.snapshot_of_own(next, now))
+        }
+
         fn carry_over_debt(&self, state: &mut [u64; 4], from: &[u64; 4], now: Timestamp) {
             self.kernel.carry_over_debt(state, from, now);
         }

@@ -278,13 +278,25 @@ impl Bucket {
     // Part of each decision: rows "hot key" and "1000 keys" of benches/figures.md.
     #[inline(always)]
     pub(crate) fn snapshot(&self, state: &[u64; 4], now: Timestamp) -> LazySnapshot {
-        let &[ticks, fraction, rate, last_charged_at] = state;
+        let &[_, _, rate, last_charged_at] = state;
         let now_micros = now.as_micros();
         let at = now_micros.max(last_charged_at);
         if rate == self.rate.packed && at - now_micros <= self.time_to_full {
-            return LazySnapshot::new([ticks.saturating_sub(at), fraction, rate, self.burst, at - now_micros], project);
+            return self.snapshot_of_own(state, now);
         }
-        self.snapshot_slow(*state, now).by_fields()
+        self.snapshot_slow(*state, now)
+    }
+
+    /// Returns the snapshot of a state of this quota, from which the clock has not stepped back too far.
+    #[inline(always)]
+    pub(crate) fn snapshot_of_own(
+        &self,
+        &[ticks, fraction, _, last_charged_at]: &[u64; 4],
+        now: Timestamp,
+    ) -> LazySnapshot {
+        let at = now.as_micros().max(last_charged_at);
+        let words = [ticks.saturating_sub(at), fraction, self.rate.packed, self.burst, at - now.as_micros()];
+        LazySnapshot::new(words, project)
     }
 
     #[cold]

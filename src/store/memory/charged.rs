@@ -28,7 +28,7 @@ impl Charged<'_> {
 
     #[inline(always)]
     pub(super) fn status(&self) -> LimitStatus {
-        let snapshot = self.snapshot.by_fields().keeping_free(Some(self.kept_free), None, self.is_bucket);
+        let snapshot = self.snapshot.keeping_free(Some(self.kept_free), None, self.is_bucket);
         LimitStatus::from_verdict(self.name.clone(), Verdict::Allowed, snapshot, self.is_shadow).with_near(self.near)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::chain::{PartList, PlainChain};
 use super::limit_table::{KeyedTable, LimitTable, StateOf};
-use super::plain::{Allowed, PlainLimit};
+use super::plain::PlainLimit;
 use super::table::{Block, Keys, ShardGuard, SlotIndex, TableFull};
 use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, State};
@@ -146,46 +146,6 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> LimitPart<'a, C, Ch
         true
     }
 
-    /// Charges a cost that is not decided in line.
-    // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
-    #[inline(never)]
-    fn charge_uncommon<'p>(
-        &'p self,
-        state: &mut StateOf<C>,
-        rest: Option<&'p PartList<'p>>,
-        now: Timestamp,
-        is_alone: bool,
-        chain: &mut PlainChain<'p>,
-    ) -> bool {
-        let allowed = self.plain.decide_uncommon(state, now);
-        allowed.is_some_and(|allowed| self.charge_after(allowed, rest, now, is_alone, chain))
-    }
-
-    /// Charges after the rest of the limits.
-    // In both callers, so that the common one computes only the numbers that are used: row "memory Vec of two limits" of
-    // benches/figures.md, 1.4 times as long otherwise.
-    #[inline(always)]
-    fn charge_after<'p>(
-        &'p self,
-        allowed: Allowed<'_, C::Algorithm>,
-        rest: Option<&'p PartList<'p>>,
-        now: Timestamp,
-        is_alone: bool,
-        chain: &mut PlainChain<'p>,
-    ) -> bool {
-        if let Some(PartList { part, rest }) = rest
-            && !part.charge_plain(*rest, false, chain)
-        {
-            return false;
-        }
-        let mut charged = self.plain.charge::<true>(allowed, now);
-        charged.supports_scheduling &= charged.is_shadow || !self.options.hold;
-        // The function of the snapshot is known here, and in line.
-        let remaining = if is_alone || chain.lists() { 0 } else { charged.remaining() };
-        chain.add(charged, remaining);
-        true
-    }
-
     /// Runs `f` on the locked shard.
     #[inline]
     fn with_locked<R>(&self, f: impl FnOnce(&mut Locked<'a, C::Algorithm>) -> R) -> Option<R> {
@@ -286,11 +246,18 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
         if limit.holds(self.options) {
             return self.hold_plain(rest, &mut keys, now, is_alone, chain);
         }
-        match self.plain.decide_common(&mut keys, now) {
-            Ok(Some(allowed)) => self.charge_after(allowed, rest, now, is_alone, chain),
-            Ok(None) => false,
-            Err(state) => self.charge_uncommon(state, rest, now, is_alone, chain),
+        let Some(allowed) = self.plain.decide::<true>(&mut keys, now) else { return false };
+        if let Some(PartList { part, rest }) = rest
+            && !part.charge_plain(*rest, false, chain)
+        {
+            return false;
         }
+        let mut charged = self.plain.charge::<true>(allowed, now);
+        charged.supports_scheduling &= charged.is_shadow || !self.options.hold;
+        // The function of the snapshot is known here, and in line.
+        let remaining = if is_alone || chain.lists() { 0 } else { charged.remaining() };
+        chain.add(charged, remaining);
+        true
     }
 
     #[inline]

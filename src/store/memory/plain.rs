@@ -82,24 +82,11 @@ fn store<A: Algorithm>(
 ) -> LazySnapshot {
     // Before the state is stored: the compiler then knows that it is of this quota, and drops a snapshot that is not used.
     // Row "hot key" of benches/figures.md.
-    let preview = preview(algorithm, &next, now);
+    let preview = algorithm.snapshot_of_next(&next, now, InLine);
     state.apply(next);
     match preview {
         Some(snapshot) => snapshot,
         None => algorithm.snapshot(state, now),
-    }
-}
-
-/// Returns the snapshot of the next state, unless it can be taken only after the edit.
-#[inline(always)]
-pub(super) fn preview<A: Algorithm>(
-    algorithm: &A,
-    next: &<A::State as State>::Next,
-    now: Timestamp,
-) -> Option<LazySnapshot> {
-    match A::State::next_state(next) {
-        Some(state) => Some(algorithm.snapshot(state, now)),
-        None => A::State::next_snapshot(next),
     }
 }
 
@@ -313,13 +300,28 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
         keys: &'k mut Keys<C::Algorithm>,
         now: Timestamp,
     ) -> Option<Allowed<'k, C::Algorithm>> {
-        let (state, algorithm): (_, &C::Algorithm) = (self.state::<ALL>(keys, now)?, self.chosen.borrow());
+        if !keys.is_plain(self.hash) {
+            return None;
+        }
+        let slot = if ALL { self.slot(keys, now) } else { keys.find(self.hash) }?;
+        let (state, algorithm): (_, &C::Algorithm) = (keys.state_mut(slot), self.chosen.borrow());
+        if ALL && self.needed_free() > 0 && !self.leaves_free(state, now) {
+            return None;
+        }
         let next = match algorithm.decide_in_line(state, now, self.options, InLine) {
             Some(Step::Allow { next, delay: 0 }) => next,
             None if ALL => self.next_uncommon(state, now)?,
             _ => return None,
         };
-        self.allowed::<ALL>(algorithm, state, next, now)
+        // As in `store`: row "three limits" of benches/figures.md.
+        let preview = algorithm.snapshot_of_next(&next, now, InLine);
+        if ALL && let Some(mark) = self.table.limit.warn_keys() {
+            let after = preview?.keeping_free(Some(self.needed_free()), None, algorithm.supports_scheduling());
+            if mark.warn_at.level(&after).has(NearLimit::NEAR) {
+                return None;
+            }
+        }
+        Some(Allowed { state, next, preview })
     }
 
     #[inline(never)]
@@ -331,73 +333,11 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
         }
     }
 
-    /// Decides, or returns the state if the decision is not in line.
-    #[inline(always)]
-    pub(super) fn decide_common<'k>(
-        &self,
-        keys: &'k mut Keys<C::Algorithm>,
-        now: Timestamp,
-    ) -> Result<Option<Allowed<'k, C::Algorithm>>, &'k mut StateOf<C>> {
-        let Some(state) = self.state::<true>(keys, now) else { return Ok(None) };
-        let algorithm: &C::Algorithm = self.chosen.borrow();
-        match algorithm.decide_in_line(state, now, self.options, InLine) {
-            Some(Step::Allow { next, delay: 0 }) => Ok(self.allowed::<true>(algorithm, state, next, now)),
-            Some(_) => Ok(None),
-            None => Err(state),
-        }
-    }
-
-    // Not in line: the compiler would merge both cases, and compute all numbers of the common one.
-    #[inline(never)]
-    pub(super) fn decide_uncommon<'k>(
-        &self,
-        state: &'k mut StateOf<C>,
-        now: Timestamp,
-    ) -> Option<Allowed<'k, C::Algorithm>> {
-        let next = self.next_uncommon(state, now)?;
-        self.allowed::<true>(self.chosen.borrow(), state, next, now)
-    }
-
-    /// Returns the state of a key that nothing else determines, if it leaves the units that are kept free.
-    #[inline(always)]
-    fn state<'k, const ALL: bool>(
-        &self,
-        keys: &'k mut Keys<C::Algorithm>,
-        now: Timestamp,
-    ) -> Option<&'k mut StateOf<C>> {
-        if !keys.is_plain(self.hash) {
-            return None;
-        }
-        let slot = if ALL { self.slot(keys, now) } else { keys.find(self.hash) }?;
-        let state = keys.state_mut(slot);
-        (!ALL || self.needed_free() == 0 || self.leaves_free(state, now)).then_some(state)
-    }
-
     #[inline(never)]
     fn leaves_free(&self, state: &StateOf<C>, now: Timestamp) -> bool {
         let Some(cost) = self.options.cost.checked_add(self.needed_free()) else { return false };
         let step = self.chosen.borrow().decide(state, now, ChargeOptions::within(cost, Some(Duration::ZERO)));
         matches!(step, Step::Allow { delay: 0, .. })
-    }
-
-    // The algorithm read once more would be unknown to the compiler.
-    #[inline(always)]
-    fn allowed<'k, const ALL: bool>(
-        &self,
-        algorithm: &C::Algorithm,
-        state: &'k mut StateOf<C>,
-        next: <StateOf<C> as State>::Next,
-        now: Timestamp,
-    ) -> Option<Allowed<'k, C::Algorithm>> {
-        // As in `store`: row "three limits" of benches/figures.md.
-        let preview = preview(algorithm, &next, now);
-        if ALL && let Some(mark) = self.table.limit.warn_keys() {
-            let after = preview?.keeping_free(Some(self.needed_free()), None, algorithm.supports_scheduling());
-            if mark.warn_at.level(&after).has(NearLimit::NEAR) {
-                return None;
-            }
-        }
-        Some(Allowed { state, next, preview })
     }
 
     /// Decides whether to hold the cost. A hold starts now, also for a shadow. `None` if the limit does not allow it, or has
@@ -422,7 +362,7 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
         let snapshot = if held == 0 && !C::Algorithm::HELD_UNTIL_END {
             // The numbers of a held cost are those after its charge: no copy of the state.
             let Step::Allow { ref next, delay: 0 } = algorithm.decide(state, now, now_only) else { return None };
-            preview(algorithm, next, now)
+            algorithm.snapshot_of_next(next, now, InLine)
         } else if algorithm.peek_with_held(state, now, now_only, held).0 == Verdict::Allowed {
             None
         } else {
