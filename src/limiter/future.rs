@@ -40,6 +40,12 @@ impl<T> LimiterFuture<T> {
         Self::ready(Err(Error::unsupported(message)))
     }
 
+    /// Returns the future, or one that is ready with the error that has prevented it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_result(started: Result<Self, Error>) -> Self {
+        started.unwrap_or_else(|error| Self::ready(Err(error)))
+    }
+
     /// Maps the value.
     pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> LimiterFuture<U>
     where

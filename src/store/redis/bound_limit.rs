@@ -3,7 +3,7 @@ use std::cell::Cell;
 use std::hash::Hasher;
 use std::sync::Arc;
 
-use super::script::{DynLuaAlgorithm, FixedAlgorithm, LimitInfo};
+use super::script::{DynLuaAlgorithm, FixedAlgorithm, LimitInfo, OwnAlgorithm};
 use crate::algorithm::{Algorithm, LuaAlgorithm};
 use crate::encode::{EncodeKey, KeyWriter};
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
@@ -23,7 +23,7 @@ pub(crate) trait RedisBoundLimit<Key: ?Sized>: Send + Sync {
     fn encode(&self, key: &Key, writer: &mut KeyWriter);
 
     /// Returns the algorithm for a key, if the limit chooses it by the key.
-    fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>>;
+    fn algorithm(&self, key: &Key) -> OwnAlgorithm;
 
     /// Feeds the sub-key to a hasher, and the parameters of the algorithm if the key chooses it.
     fn hash(&self, key: &Key, hasher: &mut dyn Hasher);
@@ -66,7 +66,7 @@ where
         self.0.sub_key().with_sub_key(key, |part| part.encode(writer));
     }
 
-    fn algorithm(&self, key: &Key) -> Option<Arc<dyn DynLuaAlgorithm>> {
+    fn algorithm(&self, key: &Key) -> OwnAlgorithm {
         self.0.algorithm().select_owned(key).map(|algorithm| Arc::new(algorithm) as Arc<dyn DynLuaAlgorithm>)
     }
 

@@ -68,6 +68,6 @@ fn conflict(new: &LimitInfo, old: &LimitInfo, name: &str) -> Option<String> {
 /// Returns the parameters of a limit's algorithm. `None` if the key chooses the algorithm.
 fn params(limit: &LimitInfo) -> Option<Vec<u64>> {
     let mut params = Vec::new();
-    limit.algorithm(None)?.params(1, &mut params);
+    limit.algorithm(&None)?.params(1, &mut params);
     Some(params)
 }

@@ -31,16 +31,15 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Submits the settlement of a hold by its id.
-    pub(super) fn settle(&self, key: &Key, id: ReservationId, actual: Costs) -> LimiterFuture<()> {
-        if let Err(error) = id.check().and_then(|()| self.check_units(actual.into())) {
-            return LimiterFuture::ready(Err(error));
-        }
+    pub(super) fn settle(&self, key: &Key, id: ReservationId, actual: Costs) -> Result<LimiterFuture<()>, Error> {
+        id.check()?;
+        self.check_units(actual.into())?;
         if self.is_exempt(key) {
-            return LimiterFuture::ready(Ok(()));
+            return Ok(LimiterFuture::ready(Ok(())));
         }
         let algorithms = self.algorithms(key);
         let template = self.decision_template(Operation::Settle, key, &algorithms, AcquireOptions::cost(0));
-        self.client.submit_operation(|reply| {
+        Ok(self.client.submit_operation(|reply| {
             let target = self.target(key, algorithms)?;
             // In place of a cost that only Redis knows: the held one.
             let number = |limit: &LimitInfo| match limit.facts.cost.actual(&actual, u64::MAX) {
@@ -49,7 +48,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             };
             let id = self.id(&target, CallId::hold(id), 0, number)?;
             Ok(target.operation(OperationKind::Settle(template), reply).with_id(id))
-        })
+        }))
     }
 
     /// Submits a decision that charges an id once.

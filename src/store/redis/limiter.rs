@@ -256,16 +256,12 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         let state = self.state();
-        if let Err(error) = state.check_units(options) {
-            return LimiterFuture::ready(Err(error));
-        }
-        if state.is_exempt(key) {
-            return LimiterFuture::ready(Ok(state.exempt_decision(options)));
-        }
-        match state.decide(Operation::Peek, key, options) {
-            Ok(decided) => decided,
-            Err(error) => LimiterFuture::ready(Err(error)),
-        }
+        LimiterFuture::of_result(state.check_units(options).and_then(|()| {
+            if state.is_exempt(key) {
+                return Ok(LimiterFuture::ready(Ok(state.exempt_decision(options))));
+            }
+            state.decide(Operation::Peek, key, options)
+        }))
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
@@ -280,31 +276,23 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
         let state = self.state();
-        let algorithms = state.algorithms(key);
-        let (limit, kind, cost, argument) = match operation {
-            AdminOperation::SetUsage { limit, used } => (limit, Operation::Set, used, used),
-            AdminOperation::Block { limit, duration, reason } => {
+        let done = match operation {
+            AdminOperation::SetUsage { limit, used } => state
+                .limit_of(limit, key)
+                .map(|limit| state.operate(key, [limit].into_iter(), Operation::Set, used, used)),
+            AdminOperation::Block { limit, duration, reason } => state.limit_of(limit, key).map(|limit| {
                 // Twice the time, plus the reason.
                 let micros = micros_floor(duration).min(MAX_PERIOD_MICROS);
-                (limit, Operation::Block, 0, 2 * micros + u64::from(reason == BlockReason::Escalation))
-            }
-            AdminOperation::Settle { id, actual } => {
-                return operation.wake_waiters(self, key, state.settle(key, id, actual));
-            }
+                let argument = 2 * micros + u64::from(reason == BlockReason::Escalation);
+                state.operate(key, [limit].into_iter(), Operation::Block, 0, argument)
+            }),
+            AdminOperation::Settle { id, actual } => state.settle(key, id, actual),
             AdminOperation::Reset => {
                 let all = (0..state.limit_fns.len()).filter(|limit| state.limit_fns[*limit].0.applies_to(key));
-                let templates =
-                    all.filter_map(|limit| state.operation(Operation::Reset, limit, &algorithms, 0, 0)).collect();
-                return operation.wake_waiters(self, key, state.operate(key, algorithms, templates));
+                Ok(state.operate(key, all, Operation::Reset, 0, 0))
             }
         };
-        match state.limit_of(limit, key) {
-            Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(limit) => {
-                let template = state.operation(kind, limit, &algorithms, cost, argument);
-                operation.wake_waiters(self, key, state.operate(key, algorithms, template.into_iter().collect()))
-            }
-        }
+        operation.wake_waiters(self, key, LimiterFuture::of_result(done))
     }
 }
 

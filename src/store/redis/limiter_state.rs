@@ -7,11 +7,11 @@ use super::builder::{HashTag, RedisBuilder, Settings};
 use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, PendingDecision, ServerClock};
 use super::conflicts::Registration;
 use super::health::ServerHealth;
-use super::holds::{HoldRegistry, HoldTransport};
+use super::holds::HoldRegistry;
 use super::key_format::KeyFormat;
 use super::lease::{LeaseBook, LeaseClock};
 use super::limits::RedisLimit;
-use super::script::{DynLuaAlgorithm, LimitInfo, LimitSet, Operation, OperationTemplate};
+use super::script::{LimitInfo, LimitSet, Operation, OperationTemplate, OwnAlgorithm};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
@@ -145,7 +145,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Returns for each limit the algorithm for this key. Empty if no limit's algorithm depends on the key.
-    pub(super) fn algorithms(&self, key: &Key) -> Vec<Option<Arc<dyn DynLuaAlgorithm>>> {
+    pub(super) fn algorithms(&self, key: &Key) -> Vec<OwnAlgorithm> {
         if self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) {
             return Vec::new();
         }
@@ -153,19 +153,14 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// The run time of one step of all limits in the script.
-    fn weight(&self, algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>]) -> usize {
+    fn weight(&self, algorithms: &[OwnAlgorithm]) -> usize {
         let weight = |(index, limit): (usize, &LimitInfo)| {
             limit.select(index, algorithms).map_or(1, |algorithm| usize::from(algorithm.weight()).max(1))
         };
         self.limits().iter().enumerate().map(weight).sum()
     }
 
-    fn supports_fast_path(
-        &self,
-        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
-        options: AcquireOptions,
-        holds: bool,
-    ) -> bool {
+    fn supports_fast_path(&self, algorithms: &[OwnAlgorithm], options: AcquireOptions, holds: bool) -> bool {
         self.limits().iter().enumerate().all(|(index, limit)| {
             let options = limit.options(options);
             let algorithm = limit.select(index, algorithms);
@@ -189,7 +184,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         &self,
         operation: Operation,
         key: &Key,
-        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        algorithms: &[OwnAlgorithm],
         options: AcquireOptions,
     ) -> Arc<OperationTemplate> {
         let of_options = (operation, options.costs(), options.max_delay, options.hold);
@@ -217,7 +212,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         &self,
         operation: Operation,
         limit: usize,
-        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        algorithms: &[OwnAlgorithm],
         cost: u64,
         arg1: u64,
     ) -> Option<Arc<OperationTemplate>> {
@@ -227,11 +222,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 
     /// Returns the limits and keys of an operation.
-    pub(super) fn target(
-        &self,
-        key: &Key,
-        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
-    ) -> Result<OperationTarget, Error> {
+    pub(super) fn target(&self, key: &Key, algorithms: Vec<OwnAlgorithm>) -> Result<OperationTarget, Error> {
         Ok(self.target_of(self.encode(key)?, algorithms))
     }
 
@@ -239,7 +230,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     pub(super) fn target_of(
         &self,
         (keys, key_offsets): (Vec<u8>, Vec<usize>),
-        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+        algorithms: Vec<OwnAlgorithm>,
     ) -> OperationTarget {
         let weight = self.weight(&algorithms);
         OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight }
@@ -268,10 +259,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         } else {
             self.decide(Operation::Acquisition, key, options)
         };
-        match submitted {
-            Ok(decision) => decision,
-            Err(error) => LimiterFuture::ready(Err(error)),
-        }
+        LimiterFuture::of_result(submitted)
     }
 
     /// Submits a decision that charges, or a peek.
@@ -300,13 +288,18 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.client.submit_pending(request, template)
     }
 
-    /// Submits operations on one limit each.
+    /// Submits an operation on each of these limits.
     pub(super) fn operate(
         &self,
         key: &Key,
-        algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
-        templates: Vec<Arc<OperationTemplate>>,
+        limits: impl Iterator<Item = usize>,
+        operation: Operation,
+        cost: u64,
+        arg1: u64,
     ) -> LimiterFuture<()> {
+        let algorithms = self.algorithms(key);
+        let templates = limits.filter_map(|limit| self.operation(operation, limit, &algorithms, cost, arg1));
+        let templates: Vec<_> = templates.collect();
         if templates.is_empty() {
             return LimiterFuture::ready(Ok(()));
         }
@@ -367,8 +360,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 fn new_client(settings: &Settings) -> Arc<Client> {
     let Settings { name, server, observers, clock, .. } = settings.clone();
     Arc::new_cyclic(|client: &Weak<Client>| {
-        let transport: Weak<dyn HoldTransport> = Weak::<Client>::clone(client);
-        let holds = Arc::new(HoldRegistry::new(settings.hold_expiry, &name, &observers, transport));
+        let holds = Arc::new(HoldRegistry::new(settings.hold_expiry, &name, &observers, Weak::clone(client)));
         let health = ServerHealth::new(name, server.0, observers);
         Client::new(ClientConfig {
             health: Arc::new(health),

@@ -84,9 +84,8 @@ impl RedisCell {
     pub async fn health_check(&self) -> Result<(), Error> {
         // A peek.
         let throttle = self.rate.throttle(&self.name(|writer| writer.bytes(b"health-check")), 0);
-        self.link
-            .send(throttle, connect_timeout(self.link.deadline) * 2, |reply| ThrottleReply::read(reply).map(drop))
-            .await
+        let within = connect_timeout(self.link.deadline) * 2;
+        self.link.send(throttle, within, |reply| ThrottleReply::read(reply).map(drop))?.await
     }
 
     /// Returns the name of a key in Redis.
@@ -108,17 +107,15 @@ impl RedisCell {
         key: &(impl EncodeKey + ?Sized),
         options: AcquireOptions,
         is_peek: bool,
-    ) -> LimiterFuture<T> {
+    ) -> Result<LimiterFuture<T>, Error> {
         let (rate, cost) = (self.rate, options.cost);
-        if let Err(error) = options.check_units(|_| ()) {
-            return LimiterFuture::ready(Err(error));
-        }
+        options.check_units(|_| ())?;
         // CL.THROTTLE does not reply with the server's time.
         let now = || SystemClock::new().now();
         // The module replies -1 to a larger cost, as it does to an allowed one.
         if cost > rate.burst {
             let exceeds = Decision::without_limit(now(), Verdict::ExceedsLimit).with_source(DecisionSource::Store);
-            return LimiterFuture::ready(Ok(exceeds.into()));
+            return Ok(LimiterFuture::ready(Ok(exceeds.into())));
         }
         let throttle = rate.throttle(&self.name(|writer| key.encode(writer)), if is_peek { 0 } else { cost });
         self.link.send(throttle, self.link.deadline, move |reply| {
@@ -134,14 +131,11 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell {
                 "hold failed: redis-cell cannot hold a cost; use `Redis` instead of `RedisCell`",
             );
         }
-        match options.check_no_id("redis-cell") {
-            Err(error) => LimiterFuture::ready(Err(error)),
-            Ok(()) => self.decide(key, options, false),
-        }
+        LimiterFuture::of_result(options.check_no_id("redis-cell").and_then(|()| self.decide(key, options, false)))
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        self.decide(key, options, true)
+        LimiterFuture::of_result(self.decide(key, options, true))
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
@@ -152,7 +146,7 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell {
         }
         let mut delete = redis::cmd("DEL");
         delete.arg(self.name(|writer| key.encode(writer)));
-        self.link.send(delete, self.link.deadline, |_| Ok(()))
+        LimiterFuture::of_result(self.link.send(delete, self.link.deadline, |_| Ok(())))
     }
 }
 

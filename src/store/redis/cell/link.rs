@@ -48,13 +48,11 @@ impl CellLink {
         command: Cmd,
         within: Duration,
         read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
-    ) -> LimiterFuture<T> {
-        let Some(timer) = sleep(within) else { return LimiterFuture::ready(Err(no_runtime())) };
-        if let Err(error) = self.health.node(0).breaker.check() {
-            return LimiterFuture::ready(Err(error));
-        }
+    ) -> Result<LimiterFuture<T>, Error> {
+        let timer = sleep(within).ok_or_else(no_runtime)?;
+        self.health.node(0).breaker.check()?;
         let link = Arc::clone(self);
-        LimiterFuture::pending(async move { read(link.call(command, timer, within).await?) })
+        Ok(LimiterFuture::pending(async move { read(link.call(command, timer, within).await?) }))
     }
 
     async fn call(self: &Arc<Self>, command: Cmd, timer: Sleep, within: Duration) -> Result<Value, Error> {

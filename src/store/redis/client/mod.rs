@@ -90,7 +90,7 @@ impl Client {
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
     ) -> LimiterFuture<()> {
-        self.submit(operation, false, |_| Ok(())).unwrap_or_else(|error| LimiterFuture::ready(Err(error)))
+        LimiterFuture::of_result(self.submit(operation, false, |_| Ok(())))
     }
 
     fn submit<T: Send + 'static>(

@@ -11,7 +11,7 @@ use crate::store::redis::cluster::cluster_slot;
 use crate::store::redis::connect::Failure;
 use crate::store::redis::holds::{HoldRegistry, PendingHold, SessionUpdate};
 use crate::store::redis::lease::LeaseRenewal;
-use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, OperationTemplate};
+use crate::store::redis::script::{EntryTarget, LimitSet, OperationTemplate, OwnAlgorithm};
 
 /// The limits and keys of an operation.
 #[derive(Clone)]
@@ -23,7 +23,7 @@ pub(crate) struct OperationTarget {
     /// For each limit the end of its key in `keys`.
     pub(crate) key_offsets: Vec<usize>,
     /// For each limit the algorithm, if the key chooses it. Empty if no limit's algorithm depends on the key.
-    pub(crate) algorithms: Vec<Option<Arc<dyn DynLuaAlgorithm>>>,
+    pub(crate) algorithms: Vec<OwnAlgorithm>,
     /// The run time of one step in the script: the sum of the limits' weights.
     pub(crate) weight: usize,
 }

@@ -135,7 +135,7 @@ impl QueuedOperation {
         // For requests in flight, the second number is the held cost for which the server has no room.
         let in_flight = update.session.is_in_flight;
         if is_known {
-            let algorithm = replay.limits[index].algorithm(update.target.entry.algorithm.as_ref());
+            let algorithm = replay.limits[index].algorithm(&update.target.entry.algorithm);
             replay.settle(index, algorithm, released, if in_flight { 0 } else { charged });
         }
         update.finish(is_known, if in_flight { charged.unsigned_abs() } else { 0 });
@@ -181,7 +181,7 @@ impl QueuedOperation {
         }
         let state = replay.state(index);
         let mut figures = None;
-        if let Some(algorithm) = limit.algorithm(renewal.quota.entry.algorithm.as_ref())
+        if let Some(algorithm) = limit.algorithm(&renewal.quota.entry.algorithm)
             && let (Ok(charged), Ok(total)) = (u64::try_from(charged), u64::try_from(total))
         {
             state.held = total;

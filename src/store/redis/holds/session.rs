@@ -7,7 +7,9 @@ use tokio::time::Instant;
 use crate::decision::AcquireOptions;
 use crate::store::inner::micros_floor;
 use crate::store::redis::random_id::random_id;
-use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitSet, MAX_EXACT, Operation, Update, to_f64};
+use crate::store::redis::script::{
+    DynLuaAlgorithm, EntryTarget, LimitSet, MAX_EXACT, Operation, OwnAlgorithm, Update, to_f64,
+};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
@@ -481,7 +483,7 @@ impl SessionTarget {
     pub(super) fn new(
         limits: &Arc<LimitSet>,
         index: usize,
-        own: Option<&Arc<dyn DynLuaAlgorithm>>,
+        own: &OwnAlgorithm,
         algorithm: &dyn DynLuaAlgorithm,
         expiry: Duration,
     ) -> Self {
@@ -492,7 +494,7 @@ impl SessionTarget {
             limits: Arc::clone(limits),
             entry: EntryTarget {
                 limit: index,
-                algorithm: own.cloned(),
+                algorithm: own.clone(),
                 weight: usize::from(algorithm.weight()),
                 template: Arc::new(template),
             },

@@ -19,7 +19,7 @@ use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::observe::Event;
 use crate::store::inner::{Observers, micros_floor};
-use crate::store::redis::script::{DynLuaAlgorithm, LimitInfo};
+use crate::store::redis::script::{LimitInfo, OwnAlgorithm};
 
 /// The leases of a limiter: one for each limit, sub-key and quota with enough demand.
 ///
@@ -100,7 +100,7 @@ impl LeaseBook {
             terms: Terms::new(&lease),
             clock,
             hasher: RandomState::default(),
-            sets: (0..slots / SET).map(|_| std::array::from_fn(|_| LeaseSlot::new())).collect(),
+            sets: (0..slots / SET).map(|_| std::array::from_fn(|_| LeaseSlot::default())).collect(),
             quotas: (0..quotas).map(|_| ArcSwapOption::empty()).collect(),
             leases: Mutex::new(leases),
             due: Mutex::default(),
@@ -128,12 +128,7 @@ impl LeaseBook {
     }
 
     /// Returns the quota of a key at a limit. `own` is the algorithm that the key chooses.
-    pub(crate) fn quota(
-        &self,
-        index: usize,
-        limit: &LimitInfo,
-        own: Option<Arc<dyn DynLuaAlgorithm>>,
-    ) -> Option<Arc<LeasedQuota>> {
+    pub(crate) fn quota(&self, index: usize, limit: &LimitInfo, own: OwnAlgorithm) -> Option<Arc<LeasedQuota>> {
         let Some(own) = own else { return self.limits[index].fixed.clone() };
         let now = Timestamp::from_micros(self.clock.now());
         let mut quota = LeasedQuota::new(index, limit, &*own, &self.lease, now);

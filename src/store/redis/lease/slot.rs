@@ -19,6 +19,7 @@ use crate::store::inner::sync::{AtomicU32, AtomicU64, Ordering};
 ///
 /// The remainder of a slot without a lease is 0. A slot gets another key only then, and begins a new generation before
 /// it gets units.
+#[derive(Default)]
 #[repr(align(64))]
 pub(super) struct LeaseSlot {
     /// The hash of the key; 0 for none.
@@ -75,23 +76,6 @@ fn is_same_generation(units: u64, others: u64) -> bool {
 pub(super) const MAX_UNITS: u64 = REMAINDER >> 1;
 
 impl LeaseSlot {
-    pub(super) fn new() -> Self {
-        Self {
-            fingerprint: AtomicU64::new(0),
-            units: AtomicU64::new(0),
-            deadline: AtomicU64::new(0),
-            demand: AtomicU64::new(0),
-            window_end: AtomicU64::new(0),
-            reported_remaining: AtomicU64::new(0),
-            reported_idle_at: AtomicU64::new(0),
-            low_mark: AtomicU32::new(0),
-            is_due: AtomicBool::new(false),
-            is_short: AtomicBool::new(false),
-            is_resting: AtomicBool::new(false),
-            is_near: AtomicBool::new(false),
-        }
-    }
-
     #[inline]
     pub(super) fn fingerprint(&self) -> u64 {
         self.fingerprint.load(Ordering::Acquire)
@@ -200,7 +184,7 @@ impl LeaseSlot {
         self.fingerprint.store(fingerprint, Ordering::Release);
         self.demand.store(0, Ordering::Relaxed);
         self.is_near.store(false, Ordering::Relaxed);
-        self.end_lease();
+        self.rest_until(0);
     }
 
     /// Counts a decision that the lease could not make.
@@ -230,12 +214,7 @@ impl LeaseSlot {
         self.window_end.swap(LEASED, Ordering::Relaxed).saturating_sub(duration)
     }
 
-    /// The lease has ended. The key is cold.
-    pub(super) fn end_lease(&self) {
-        self.rest_until(0);
-    }
-
-    /// The lease has ended, and has cost more than it has saved. The key gets no other one until `end`.
+    /// The lease has ended, and has cost more than it has saved, unless `end` is 0. The key gets no other one until `end`.
     pub(super) fn rest_until(&self, end: u64) {
         self.clear_due();
         self.set_short(false);
@@ -283,7 +262,7 @@ mod tests {
 
     /// A slot with units until the time 100.
     fn leased(units: u64) -> LeaseSlot {
-        let slot = LeaseSlot::new();
+        let slot = LeaseSlot::default();
         slot.assign(KEY);
         slot.grant(units, 100);
         slot

@@ -65,7 +65,7 @@ struct Reported {
 
 impl Model {
     fn new(units: u64, mistake: Mistake) -> Arc<Self> {
-        let slot = LeaseSlot::new();
+        let slot = LeaseSlot::default();
         slot.assign(KEY);
         slot.grant(units, DEADLINE);
         Arc::new(Self { slot, time: AtomicU64::new(0), mistake })

@@ -3,8 +3,8 @@
 //! This file is the only place that numbers them. The Lua files name a number as `ENTRY.held`, and [`resolve`] puts the
 //! number in its place. `ENTRY.LENGTH` is the number of fields. Positions count from 1, as in Lua.
 
-/// A list of fields: its name in Lua, and for each field its names.
-type List = (&'static str, &'static [&'static [&'static str]]);
+/// A list of fields: its name in Lua, and its fields, with a slash between the names of one field.
+type List = (&'static str, &'static str);
 
 macro_rules! fields {
     ($($(#[$doc:meta])* $list:ident $type:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? })*) => {
@@ -37,7 +37,7 @@ macro_rules! fields {
         )*
 
         /// The lists that Rust sends or reads.
-        const SHARED: &[List] = &[$((stringify!($list), &[$(&[stringify!($field)]),*])),*];
+        const SHARED: &[List] = &[$((stringify!($list), concat!($(stringify!($field), " "),*))),*];
     };
 }
 
@@ -93,24 +93,9 @@ fields! {
 /// The lists that only the script reads.
 const STORED: &[List] = &[
     // An entry of a session, or of a lease.
-    ("ENTRY", &[&["id"], &["held"], &["released", "spent"], &["charged", "sequence"], &["expiry"]]),
+    ("ENTRY", "id held released/spent charged/sequence expiry"),
     // The words between a state and the entries.
-    (
-        "HELD",
-        &[
-            &["key_expiry"],
-            &["block"],
-            &["cost"],
-            &["leased"],
-            &["due"],
-            &["latest"],
-            &["span"],
-            &["most"],
-            &["duration"],
-            &["yields_until"],
-            &["count"],
-        ],
-    ),
+    ("HELD", "key_expiry block cost leased due latest span most duration yields_until count"),
 ];
 
 macro_rules! codes {
@@ -134,7 +119,9 @@ macro_rules! codes {
 
 codes! {
     /// The operation codes of the script.
+    #[derive(Default)]
     Operation in OPERATION {
+        #[default]
         Acquisition = acquire,
         Peek = peek,
         Hold = hold,
@@ -193,10 +180,8 @@ pub(crate) const FIRST_BLOCKED: u64 = 4;
 pub(crate) const REPEATED: u64 = 1 << 40;
 
 /// The least id of a lease. Ids of sessions are smaller, and ids of groups of reservations are no whole numbers.
-#[allow(dead_code, reason = "tests that include this file have no leases of their own")]
 pub(crate) const LEASE_IDS: u64 = 1 << 52;
 /// No lease gets fewer units: a smaller grant is not worth a call.
-#[allow(dead_code, reason = "as above")]
 pub(crate) const MIN_GRANT: u64 = 2;
 /// The maximum number of entries of a key: of sessions, and of leases.
 pub(crate) const MAX_ENTRIES: u64 = 64;
@@ -225,7 +210,6 @@ impl Failure {
     }
 
     /// Returns the failure that a result stands for.
-    #[allow(dead_code, reason = "tests that include this file do not read replies")]
     pub(crate) fn of(result: i64) -> Option<Self> {
         let code = usize::try_from(result.checked_sub(Self::FIRST)?).ok()?;
         Self::ALL.get(code).copied()
@@ -273,9 +257,10 @@ fn number_of(list: &str, field: &str) -> Option<String> {
         _ => {
             let (_, fields) = SHARED.iter().chain(STORED).find(|(name, _)| *name == list)?;
             if field == "LENGTH" {
-                return Some(fields.len().to_string());
+                return Some(fields.split_whitespace().count().to_string());
             }
-            fields.iter().position(|names| names.contains(&field)).map(|index| (index + 1).to_string())
+            let index = fields.split_whitespace().position(|names| names.split('/').any(|name| name == field));
+            index.map(|index| (index + 1).to_string())
         }
     }
 }
@@ -305,7 +290,10 @@ mod tests {
     }
 
     fn lists() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
-        let fields = SHARED.iter().chain(STORED).map(|(list, fields)| (*list, fields.concat()));
+        let fields = SHARED
+            .iter()
+            .chain(STORED)
+            .map(|(list, fields)| (*list, fields.split([' ', '/']).filter(|field| !field.is_empty()).collect()));
         let codes = [("OPERATION", Operation::NAMES.to_vec()), ("FAILURE", Failure::NAMES.to_vec())];
         let constants = ["FLAG", "BOUND"].map(|list| {
             (list, CONSTANTS.iter().filter(|constant| constant.0 == list).map(|constant| constant.1).collect())

@@ -34,20 +34,13 @@ impl LimitInfo {
     }
 
     /// Returns the key's own algorithm, or the limit's fixed one.
-    pub(crate) fn algorithm<'a>(
-        &'a self,
-        own: Option<&'a Arc<dyn DynLuaAlgorithm>>,
-    ) -> Option<&'a dyn DynLuaAlgorithm> {
-        own.map(|own| &**own).or_else(|| self.fixed_algorithm.as_deref().map(FixedAlgorithm::algorithm))
+    pub(crate) fn algorithm<'a>(&'a self, own: &'a OwnAlgorithm) -> Option<&'a dyn DynLuaAlgorithm> {
+        own.as_deref().or_else(|| self.fixed_algorithm.as_deref().map(FixedAlgorithm::algorithm))
     }
 
     /// Returns the algorithm of the limit with this index, where `own` has the algorithms chosen by the key.
-    pub(crate) fn select<'a>(
-        &'a self,
-        index: usize,
-        own: &'a [Option<Arc<dyn DynLuaAlgorithm>>],
-    ) -> Option<&'a dyn DynLuaAlgorithm> {
-        self.algorithm(own.get(index).and_then(Option::as_ref))
+    pub(crate) fn select<'a>(&'a self, index: usize, own: &'a [OwnAlgorithm]) -> Option<&'a dyn DynLuaAlgorithm> {
+        self.algorithm(own.get(index).unwrap_or(&None))
     }
 
     /// The template of an operation on this limit only. `index` is the limit's index.
@@ -60,12 +53,15 @@ impl LimitInfo {
         arg1: u64,
     ) -> OperationTemplate {
         let limit = u16::try_from(index + 1).unwrap_or(u16::MAX);
-        let mut template = OperationTemplate { limit, arg1, cost, ..OperationTemplate::new(operation) };
+        let mut template = OperationTemplate { operation, limit, arg1, cost, ..OperationTemplate::default() };
         template.push_params(algorithm, cost);
         template.params.extend([u64::from(self.facts.is_shadow), cost]);
         template
     }
 }
+
+/// The algorithm of a limit for one key, if the key selects it.
+pub(crate) type OwnAlgorithm = Option<Arc<dyn DynLuaAlgorithm>>;
 
 /// A limit with one algorithm for all keys.
 pub(crate) trait FixedAlgorithm: Send + Sync {
@@ -113,7 +109,7 @@ pub(crate) struct EntryTarget {
     /// The index of the limit.
     pub(crate) limit: usize,
     /// The algorithm, if the key chooses it.
-    pub(crate) algorithm: Option<Arc<dyn DynLuaAlgorithm>>,
+    pub(crate) algorithm: OwnAlgorithm,
     /// The run time of one change in the script.
     pub(crate) weight: usize,
     /// The template of the changes: updates, or reports.

@@ -25,7 +25,9 @@ pub(crate) use self::encode::{NO_KEY, StepEncoder, push_f64, push_u16};
 pub(crate) use self::fields::{
     Failure, Grant, LEASE_IDS, MIN_GRANT, Operation, Report, Settled, Update, Updated, View,
 };
-pub(crate) use self::limit_info::{EntryTarget, FixedAlgorithm, LimitInfo, LimitSet, limit_has_no_algorithm};
+pub(crate) use self::limit_info::{
+    EntryTarget, FixedAlgorithm, LimitInfo, LimitSet, OwnAlgorithm, limit_has_no_algorithm,
+};
 pub(crate) use self::replay::{DynLuaAlgorithm, catch_panic};
 pub(crate) use self::reply::ReplyReader;
 pub(crate) use self::template::{MAX_EXACT, OperationTemplate, to_f64};

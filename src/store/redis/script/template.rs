@@ -1,15 +1,13 @@
-use std::sync::Arc;
-
 use super::encode::{push_f64, push_u16};
 use super::fields::Operation;
-use super::limit_info::{LimitInfo, LimitSet};
+use super::limit_info::{LimitInfo, LimitSet, OwnAlgorithm};
 use super::replay::DynLuaAlgorithm;
 use crate::calendar::Calendar;
 use crate::decision::AcquireOptions;
 use crate::store::inner::{ShareRole, micros_floor};
 
 /// The part of an operation that does not depend on the key. A batch sends each template once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OperationTemplate {
     pub(crate) operation: Operation,
     /// The number of the limit, from 1; 0 for all limits.
@@ -39,21 +37,6 @@ pub(crate) struct OperationTemplate {
 }
 
 impl OperationTemplate {
-    pub(super) const fn new(operation: Operation) -> Self {
-        Self {
-            operation,
-            limit: 0,
-            arg1: 0,
-            arg2: 0,
-            cost: 0,
-            params: Vec::new(),
-            calendars: Vec::new(),
-            kept_free: Vec::new(),
-            charges_before: Vec::new(),
-            uses_fast_path: false,
-        }
-    }
-
     /// Returns the options of a decision for the limit with this index: without what it was charged before.
     pub(crate) fn options(&self, index: usize, limit: &LimitInfo, options: AcquireOptions) -> AcquireOptions {
         let options = limit.options(options);
@@ -84,7 +67,7 @@ impl LimitSet {
     /// Returns the template of an operation on all limits: see the fields `kept_free` and `charges_before`.
     pub(crate) fn template(
         &self,
-        algorithms: &[Option<Arc<dyn DynLuaAlgorithm>>],
+        algorithms: &[OwnAlgorithm],
         operation: Operation,
         options: AcquireOptions,
         kept_free: Vec<Option<u64>>,
@@ -94,11 +77,12 @@ impl LimitSet {
         let is_hold = matches!(operation, Operation::Hold | Operation::OnceHold);
         let arg2 = if is_hold { Some(self.hold_expiry) } else { options.max_delay };
         let mut template = OperationTemplate {
+            operation,
             arg2: arg2.map_or(-1, |arg2| i64::try_from(micros_floor(arg2)).unwrap_or(i64::MAX)),
             cost: options.cost,
             kept_free,
             charges_before,
-            ..OperationTemplate::new(operation)
+            ..OperationTemplate::default()
         };
         for (index, limit) in limits.iter().enumerate() {
             let cost = template.options(index, limit, options).cost;

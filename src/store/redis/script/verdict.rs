@@ -1,9 +1,8 @@
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::encode::NO_KEY;
 use super::fields::{CANNOT_SCHEDULE, DENIED_BY_LEASES, FIRST_BLOCKED, Failure, Operation, REPEATED, View};
-use super::limit_info::{LimitInfo, limit_has_no_algorithm};
+use super::limit_info::{LimitInfo, OwnAlgorithm, limit_has_no_algorithm};
 use super::replay::DynLuaAlgorithm;
 use super::reply::{ReplayedState, ReplyReader, to_unsigned};
 use super::template::OperationTemplate;
@@ -43,7 +42,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) now: Timestamp,
     pub(crate) limits: &'a [LimitInfo],
     /// For each limit the algorithm chosen by the key. Empty if no limit's algorithm depends on the key.
-    pub(crate) algorithms: &'a [Option<Arc<dyn DynLuaAlgorithm>>],
+    pub(crate) algorithms: &'a [OwnAlgorithm],
     /// For each limit the index of the operation's key in `states`.
     pub(crate) key_indices: &'a [u16],
     pub(crate) states: &'a mut [ReplayedState],
