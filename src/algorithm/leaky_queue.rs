@@ -92,10 +92,7 @@ impl LeakyQueue {
     }
 
     fn try_with(quota: Quota, waiting: u64) -> Result<Self, Error> {
-        match Bucket::new(quota, waiting.saturating_add(1)) {
-            Ok(kernel) => Ok(Self { kernel }),
-            Err(error) => Err(error.into_error(quota)),
-        }
+        Ok(Self { kernel: Bucket::try_new(quota, waiting.saturating_add(1))? })
     }
 
     /// Returns the quota. The spacing of starts is its period divided by its limit.

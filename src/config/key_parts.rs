@@ -122,22 +122,15 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         build: impl Fn(&Builder<Key>, &Policy, Conditions<Key>) -> Result<L, &'static str>,
     ) -> Result<Vec<L>, Error> {
         let build = |(index, policy): (usize, &Policy)| {
-            if let Some(first) = policies[..index].iter().position(|other| other.name() == policy.name()) {
-                return Err(field_error(
-                    index,
-                    policy,
-                    "name",
-                    &format!("limits[{first}] has it too; give each limit its own name"),
-                ));
-            }
+            check_name(index, policy, policies.iter())?;
             policy.check_block(policies).map_err(|problem| field_error(index, policy, "escalate", &problem))?;
             let builder = match &policy.fields.by {
                 Some(Names::One(by)) => self.builders.iter().find(|(name, _)| name == by),
                 _ => None,
             };
             let (_, builder) = builder.ok_or_else(|| {
-                let known: Vec<_> = self.builders.iter().map(|(name, _)| format!("{name:?}")).collect();
-                let problem = format!("unknown sub-key {:?}; use one of {}", policy.by(), known.join(", "));
+                let known = list_of(self.builders.iter().map(|(name, _)| name));
+                let problem = format!("unknown sub-key {:?}; use one of {known}", policy.by());
                 field_error(index, policy, "by", &problem)
             })?;
             let parts = self.conditions_of(index, policy)?;
@@ -165,11 +158,11 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     fn condition(&self, index: usize, policy: &Policy, field: &str, when: &str) -> Result<Condition<Key>, Error> {
         let condition = self.conditions.iter().find(|(name, _)| name == when).map(|(_, condition)| condition);
         condition.cloned().ok_or_else(|| {
-            let known: Vec<_> = self.conditions.iter().map(|(name, _)| format!("{name:?}")).collect();
+            let known = list_of(self.conditions.iter().map(|(name, _)| name));
             let problem = if known.is_empty() {
                 format!("unknown condition {when:?}; add it with `KeyParts::add_condition`")
             } else {
-                format!("unknown condition {when:?}; use one of {}", known.join(", "))
+                format!("unknown condition {when:?}; use one of {known}")
             };
             field_error(index, policy, field, &problem)
         })
@@ -178,6 +171,26 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
 
 pub(crate) fn field_error(index: usize, policy: &Policy, field: &str, problem: &str) -> Error {
     Error::config(format!("limits[{index}] ({:?}), {field}: {problem}", policy.name()))
+}
+
+/// Returns an error if an earlier limit has the name of this one.
+pub(crate) fn check_name<'a>(
+    index: usize,
+    policy: &Policy,
+    mut all: impl Iterator<Item = &'a Policy>,
+) -> Result<(), Error> {
+    match all.position(|other| other.name() == policy.name()).filter(|first| *first < index) {
+        Some(first) => {
+            let problem = format!("limits[{first}] has it too; give each limit its own name");
+            Err(field_error(index, policy, "name", &problem))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns names as an error lists them.
+pub(crate) fn list_of<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    names.map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Evaluates an expression with the algorithm of a policy, whose type differs.

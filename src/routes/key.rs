@@ -130,29 +130,18 @@ impl Rule {
         &self,
         key: &mut RequestKey,
         read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
-    ) -> Extracted<()> {
-        let mut missing: Option<MissingKey> = None;
-        match read_tests(&self.when, false, key, read) {
-            Extracted::Key(false) => return Extracted::Key(()),
-            Extracted::Key(true) => {}
-            Extracted::Missing(reason) => missing = Some(reason),
-            Extracted::Exempt => return Extracted::Exempt,
+        missing: &mut Option<MissingKey>,
+    ) -> Result<(), Exempt> {
+        if !read_tests(&self.when, false, key, read, missing)? {
+            return Ok(());
         }
         for kept_free in &self.kept_free {
-            match read_tests(&kept_free.tests, true, key, read) {
-                Extracted::Key(_) => {}
-                Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
-                Extracted::Exempt => return Extracted::Exempt,
-            }
+            read_tests(&kept_free.tests, true, key, read, missing)?;
         }
         for part in &self.by {
-            match key.get_or_read(part, read) {
-                Extracted::Key(_) => {}
-                Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
-                Extracted::Exempt => return Extracted::Exempt,
-            }
+            value_of(key.get_or_read(part, read), missing)?;
         }
-        missing.map_or(Extracted::Key(()), Extracted::Missing)
+        Ok(())
     }
 
     /// Returns whether the limit applies to a key.
@@ -173,36 +162,51 @@ impl Rule {
     }
 }
 
-/// Reads the parts of a condition. Returns whether it holds, or what is missing, unless another part shows that the condition
-/// does not hold. With `may_be_absent` a part that the client has not sent has none of the values.
+/// An extractor has exempted the request.
+pub(super) struct Exempt;
+
+/// Reads the parts of a condition. Returns whether it holds, unless a part is missing: then this part is noted, unless
+/// another one shows that the condition does not hold. With `may_be_absent` a part that the client has not sent has none of
+/// the values.
 fn read_tests(
     tests: &[Test],
     may_be_absent: bool,
     key: &mut RequestKey,
     read: &mut impl FnMut(&Part) -> Extracted<KeyText>,
-) -> Extracted<bool> {
-    let mut missing: Option<MissingKey> = None;
+    missing: &mut Option<MissingKey>,
+) -> Result<bool, Exempt> {
+    let mut lacking = None;
     for test in tests {
-        match key.get_or_read(&test.part, read) {
-            Extracted::Key(value) if test.holds(&value) => {}
-            Extracted::Key(_) => return Extracted::Key(false),
+        let holds = match key.get_or_read(&test.part, read) {
             Extracted::Missing(reason) if may_be_absent && !reason.is_unusable() && !reason.is_server_error() => {
-                if !test.is_negated {
-                    return Extracted::Key(false);
-                }
+                test.is_negated
             }
-            Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
-            Extracted::Exempt => return Extracted::Exempt,
+            read => value_of(read, &mut lacking)?.is_none_or(|value| test.holds(&value)),
+        };
+        if !holds {
+            return Ok(false);
         }
     }
-    missing.map_or(Extracted::Key(true), Extracted::Missing)
+    if let Some(reason) = lacking {
+        note(reason, missing);
+    }
+    Ok(true)
 }
 
-/// Returns the reason that decides: an unusable part is never exempt.
-pub(super) fn worse(first: Option<MissingKey>, second: MissingKey) -> MissingKey {
-    match first {
-        Some(first) if first.is_unusable() || !second.is_unusable() => first,
-        _ => second,
+/// Returns a part that was read, or notes why it is missing.
+fn value_of(read: Extracted<KeyText>, missing: &mut Option<MissingKey>) -> Result<Option<KeyText>, Exempt> {
+    match read {
+        Extracted::Key(value) => return Ok(Some(value)),
+        Extracted::Missing(reason) => note(reason, missing),
+        Extracted::Exempt => return Err(Exempt),
+    }
+    Ok(None)
+}
+
+/// Notes a reason, unless the known one decides: an unusable part is never exempt.
+fn note(reason: MissingKey, missing: &mut Option<MissingKey>) {
+    if missing.as_ref().is_none_or(|known| !known.is_unusable() && reason.is_unusable()) {
+        *missing = Some(reason);
     }
 }
 

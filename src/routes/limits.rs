@@ -7,7 +7,7 @@ use super::parts::{ExtractParts, NamedRoute, Plan, RequestParts};
 use super::policy::{RouteCondition, RoutePolicies, RoutePolicy, routes_in};
 #[cfg(feature = "redis")]
 use crate::config::limit_in_redis;
-use crate::config::{Conditions, Policy, SubKeyFn, When, field_error, limit_in_memory};
+use crate::config::{Conditions, Policy, SubKeyFn, When, check_name, field_error, limit_in_memory};
 use crate::error::Error;
 use crate::key::NO_ROUTE;
 use crate::middleware::cost::UnitCost;
@@ -119,12 +119,7 @@ impl<A, U> ExtractParts<A, U> {
         let (mut plan, mut limits) = (Plan::default(), Vec::new());
         let earlier = self.plan.load();
         for (index, policy) in policies.limits.iter().enumerate() {
-            let first =
-                policies.limits[..index].iter().position(|other| other.policy().name() == policy.policy().name());
-            if let Some(first) = first {
-                let problem = format!("limits[{first}] has it too; give each limit its own name");
-                return Err(field_error(index, policy.policy(), "name", &problem));
-            }
+            check_name(index, policy.policy(), policies.limits.iter().map(RoutePolicy::policy))?;
             let rule = policy.rule(&self.parts.pepper, &policies.conditions).map_err(|error| {
                 Error::config(format!("limits[{index}] ({:?}), {error}", policy.policy().name())).with_source(error)
             })?;

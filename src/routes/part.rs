@@ -1,4 +1,3 @@
-use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -136,18 +135,4 @@ fn unknown(name: &str) -> String {
         "unknown part {name:?}; use \"address\", \"method\", \"route\", \"path\", \"host\", \"user\", \"basic-user\", \
          \"header:NAME\" or \"cookie:NAME\""
     )
-}
-
-impl PartialEq for Part {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Part {}
-
-impl Hash for Part {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
-    }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwap;
 use http::Request;
 
-use super::key::{RequestKey, Rule, text_of, worse};
+use super::key::{Exempt, RequestKey, Rule, text_of};
 use super::part::{Part, Source};
 #[cfg(feature = "axum")]
 use crate::key::NO_ROUTE;
@@ -117,10 +117,8 @@ where
         let (mut key, mut missing) = (RequestKey::new(), None);
         let mut read = |part: &Part| self.read(request, part, &plan);
         for rule in &plan.rules {
-            match rule.read(&mut key, &mut read) {
-                Extracted::Key(()) => {}
-                Extracted::Missing(reason) => missing = Some(worse(missing, reason)),
-                Extracted::Exempt => return Extracted::Exempt,
+            if let Err(Exempt) = rule.read(&mut key, &mut read, &mut missing) {
+                return Extracted::Exempt;
             }
         }
         missing.map_or(Extracted::Key(key), Extracted::Missing)

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::key::{KeptFree, MAX_BY, Rule, Test};
 use super::part::Part;
-use crate::config::{Names, Policy, PolicyFields, Values, When};
+use crate::config::{Names, Policy, PolicyFields, Values, When, list_of};
 use crate::error::Error;
 use crate::key::Pepper;
 
@@ -70,10 +70,9 @@ impl RoutePolicy {
         let mut rule = rule_of(self.0.fields(), pepper)?;
         for (name, units) in self.0.keep_free() {
             let Some(condition) = conditions.get(name) else {
-                let known: Vec<_> = conditions.keys().map(|name| format!("{name:?}")).collect();
                 return Err(Error::config(format!(
                     "keep_free: unknown condition {name:?}; use one of [{}], or add it to the table `conditions`",
-                    known.join(", ")
+                    list_of(conditions.keys())
                 )));
             };
             let tests = tests_of("conditions", &condition.0, pepper)?;

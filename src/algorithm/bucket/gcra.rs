@@ -62,10 +62,7 @@ impl Gcra {
     ///
     /// Returns an error if the quota cannot be represented exactly. The error contains the nearest valid quota.
     pub fn try_new(quota: Quota) -> Result<Self, Error> {
-        match Bucket::new(quota, quota.limit()) {
-            Ok(kernel) => Ok(Self { kernel }),
-            Err(error) => Err(error.into_error(quota)),
-        }
+        Ok(Self { kernel: Bucket::try_new(quota, quota.limit())? })
     }
 
     /// Sets the burst: the maximum that an idle key can take at once. With a quota of zero the burst is zero.
@@ -85,10 +82,7 @@ impl Gcra {
     ///
     /// Returns an error if `burst` is zero or over 2^53, or would take over 200 years to fill.
     pub fn try_burst(self, burst: u64) -> Result<Self, Error> {
-        match Bucket::new(self.kernel.quota(), burst) {
-            Ok(kernel) => Ok(Self { kernel }),
-            Err(error) => Err(error.into_error(self.kernel.quota())),
-        }
+        Ok(Self { kernel: Bucket::try_new(self.kernel.quota(), burst)? })
     }
 
     /// Sets the burst to 1, so that no window of one period admits more than `quota.limit()`. Requests are then

@@ -39,6 +39,7 @@ use std::time::Duration;
 use super::{ChargeOptions, Start, Step};
 use crate::clock::{MAX_PERIOD_MICROS, Timestamp, micros_floor};
 use crate::decision::{LazySnapshot, LimitSnapshot};
+use crate::error::Error;
 use crate::quota::{MAX_LIMIT, Quota};
 
 pub(crate) use self::error::BucketError;
@@ -109,6 +110,10 @@ impl Bucket {
             tolerance: rate.span(burst.saturating_sub(1)),
             time_to_full,
         })
+    }
+
+    pub(crate) fn try_new(quota: Quota, burst: u64) -> Result<Self, Error> {
+        Self::new(quota, burst).map_err(|error| error.into_error(quota))
     }
 
     #[track_caller]
