@@ -65,7 +65,7 @@ impl<S> TableInfo<S> {
     }
 
     /// Returns whether a search would fail as the last one did. Under a flood of new keys every search would fail, and
-    /// take up to 40 us: see "Floods" in `benches/NOTES.md`.
+    /// take up to 40 us: row "memory flood" of `benches/figures.md`.
     fn is_full(&self, now: u64) -> bool {
         // Whatever the clock does, a hint lasts no longer than `MAX_HINT`.
         let left = self.full_until.load(Relaxed).saturating_sub(now);
