@@ -58,6 +58,8 @@ pub(crate) enum Mistake {
     ReplicaIsKept,
     /// A grant that its caller does not receive is kept.
     UnreceivedGrantIsKept,
+    /// A hold without a reply is kept while an older guard lives.
+    HoldsWithoutReplyStay,
     /// A surcharge is charged again after its session.
     SurchargeIsRepeated,
     /// Sessions are not renewed.

@@ -155,12 +155,15 @@ if fast == 2 then
       end
     else
       local released, charged = max(0, sum_released - own_released), max(0, sum_charged - own_charged)
-      if ends == 1 or released > own_held then
+      if ends > 0 then
+        released = max(released, own_held - in_flight)
+      end
+      if released > own_held then
         released = own_held
       end
       own_held, held = own_held - released, held - released
       -- Costs of requests in flight that the server has lost are held again.
-      if IN_FLIGHT and ends == 0 and in_flight > own_held then
+      if IN_FLIGHT and in_flight > own_held then
         fast = 0
         break
       end

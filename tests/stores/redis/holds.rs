@@ -12,11 +12,12 @@ use tower_ratelimit::limiter::{Held, Outcome};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::store::IntoRedisLimits;
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis, RedisServer,
-    SlidingLog, SlidingWindow, Timestamp,
+    AcquireOptions, Detail, FixedWindow, Gcra, InFlight, LazySnapshot, Limit, Limiter, ManualClock, Quota, Redis,
+    RedisServer, SlidingLog, SlidingWindow, Timestamp,
 };
 
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
+use crate::ids::LossyServer;
 use crate::leases::{self, MAX_ROUNDS, leased, step};
 use crate::process::wait_until;
 use crate::server::Server;
@@ -172,6 +173,33 @@ async fn hold_beyond_64_sessions_of_a_key_is_an_error() {
     hold(&one_more, "alice", 1).await.release().await.expect("done");
     join_all(held.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
     assert_eq!(used(&one_more, "alice").await, 1);
+}
+
+/// Each round loses the reply to a hold, and the process has one guard more. Redis soon holds what the guards hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_without_a_reply_is_released_while_older_guards_live() {
+    async fn check(name: &str, limits: impl IntoRedisLimits<str> + Clone) {
+        let server = LossyServer::with(limits);
+        let (guards, mut lost) = (Mutex::new(Vec::new()), 0);
+        for round in 1..=4 {
+            let hold = || async {
+                let outcome = acquire(&server.limiter, "alice", AcquireOptions::cost(3).hold()).await?;
+                guards.lock().expect("no panic").push(outcome.held.expect("the limit allows the hold"));
+                Ok::<_, tower_ratelimit::Error>(())
+            };
+            lost += u64::from(server.lose_a_reply(hold).await);
+            wait_for_usage(&server.direct, "alice", 3 * round).await;
+        }
+        assert!(lost > 1, "{name}: {lost} replies were lost");
+        let guards = guards.into_inner().expect("no panic");
+        join_all(guards.into_iter().map(Held::release)).await.into_iter().for_each(|done| done.expect("done"));
+        wait_for_usage(&server.direct, "alice", 0).await;
+    }
+    check("fast path of requests in flight", InFlight::new(100)).await;
+    check("fast path of buckets", Gcra::new(HUNDRED)).await;
+    check("windows", FixedWindow::new(HUNDRED)).await;
+    check("lists", SlidingLog::new(HUNDRED)).await;
+    check("several limits", (Limit::new("a", InFlight::new(100)), Limit::new("b", Gcra::new(HUNDRED)))).await;
 }
 
 /// The length of the key's value in bytes.

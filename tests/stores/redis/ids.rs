@@ -40,11 +40,15 @@ pub(crate) struct LossyServer {
 
 impl LossyServer {
     pub(crate) fn start() -> Self {
+        Self::with(FixedWindow::new(HUNDRED))
+    }
+
+    pub(crate) fn with(limits: impl IntoRedisLimits<str> + Clone) -> Self {
         let server = Server::start();
         let proxy = Proxy::before(server.socket());
         let address = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
-        let limiter = redis_limiter(address, "api", FixedWindow::new(HUNDRED));
-        let direct = redis_limiter(server.open(), "api", FixedWindow::new(HUNDRED));
+        let limiter = Redis::builder(address, "api", limits.clone()).deadline(LONG_DEADLINE).hold_expiry(10 * MINUTE);
+        let (limiter, direct) = (limiter.build().expect("limits"), redis_limiter(server.open(), "api", limits));
         Self { proxy, limiter, direct, _server: server }
     }
 

@@ -313,17 +313,22 @@ impl HoldsOfSessions<'_> {
         }
         let (id, key, mut sums) = self.sessions.remove(known);
         let is_hold = self.random.percent(45);
-        let (mut ends, mut numbers) = (false, vec![number(id)]);
+        let (mut ends, mut numbers) = (0, vec![number(id)]);
         if is_hold {
             sums[0] += cost * u64::from(repeats);
         } else {
-            ends = self.random.percent(50);
+            // An update ends its session, or releases what is held beyond a part.
+            ends = self.random.choose(&[0, 1, 1, 2]);
             sums[1] += self.random.below((sums[0] + 2).saturating_sub(sums[1]));
             sums[2] += if self.words == 1 { 0 } else { self.random.below(3) };
-            let held = sums[0].saturating_sub(sums[1]);
-            numbers.extend([sums[1], sums[2], u64::from(ends), held].map(number));
+            let held = match ends {
+                0 => sums[0].saturating_sub(sums[1]),
+                1 => 0,
+                _ => self.random.below(4),
+            };
+            numbers.extend([sums[1], sums[2], ends, held].map(number));
         }
-        if !ends {
+        if ends != 1 {
             self.sessions.push((id, key, sums));
         }
         (is_hold, key, if is_hold { cost } else { 0 }, if is_hold { repeats } else { 1 }, numbers)
@@ -495,7 +500,8 @@ fn mistakes_in_the_fast_path_of_holds_are_found() {
         ("sum_released - own_released", "sum_released"),
         ("sum_charged - own_charged", "sum_charged"),
         ("due > now and", ""),
-        ("if ends == 1 or released > own_held then", "if ends == 1 then"),
+        ("if released > own_held then", "if false then"),
+        ("if ends > 0 then", "if ends == 1 then"),
         ("state_tokens, state_ticks, charged_at = tokens, ticks, now", ""),
         ("fraction = fraction - over", ""),
         ("if expiry < due then due = expiry end", ""),

@@ -76,6 +76,8 @@ struct SessionState {
     phase: Phase,
     /// The call that creates the session has ended.
     is_created: bool,
+    /// The reply to a hold is missing, and no update has released since then what the server holds beyond the guards.
+    has_lost_holds: bool,
     /// When the registry's schedule visits the session, if it contains the session.
     visited_at: Option<Instant>,
     created_at: Instant,
@@ -106,13 +108,16 @@ pub(super) struct SessionSnapshot {
     number: u64,
     held: u64,
     ends: bool,
+    /// The session holds no more than `held`.
+    trims: bool,
     sent_at: Instant,
 }
 
 impl SessionSnapshot {
     pub(super) fn encode(&self, id: u64) -> Update<f64> {
         let Sums { released, charged, .. } = self.sums;
-        Update { id, released, charged, ends: u64::from(self.ends), held: self.held }.map(to_f64)
+        let ends = if self.ends { 1 } else { 2 * u64::from(self.trims) };
+        Update { id, released, charged, ends, held: self.held }.map(to_f64)
     }
 }
 
@@ -137,6 +142,7 @@ impl Session {
             updating_since: now,
             phase: Phase::default(),
             is_created: false,
+            has_lost_holds: false,
             visited_at: None,
             created_at: now,
             renewed_at: now,
@@ -211,11 +217,13 @@ impl Session {
 
     /// The reply to a pending hold is missing, so the server may have granted it.
     ///
-    /// The session accepts no more holds. Its last update ends the server's entry, and that releases what may be held.
+    /// The session accepts no more holds. Each later update releases what the server holds beyond the guards: the call may
+    /// still arrive.
     pub(super) fn hold_unknown(&self) {
         let mut state = self.state();
         state.pending -= 1;
         state.phase.is_closed = true;
+        state.has_lost_holds = true;
     }
 
     /// The server does not know the session any more.
@@ -323,8 +331,9 @@ impl Session {
         if ends {
             state.phase.is_closed = true;
         }
+        let trims = state.phase.is_closed && state.pending == 0;
         let (sums, number, held) = (state.settled, state.sent_updates, state.held);
-        Some(SessionSnapshot { sums, surcharge_before, number, held, ends, sent_at: Instant::now() })
+        Some(SessionSnapshot { sums, surcharge_before, number, held, ends, trims, sent_at: Instant::now() })
     }
 
     /// The server has rejected an update, so it has not applied the surcharges that only this update carried.
@@ -358,6 +367,7 @@ impl Session {
         acknowledged.surcharge = acknowledged.surcharge.max(sums.surcharge);
         state.renewed_at = state.renewed_at.max(snapshot.sent_at);
         state.failures = 0;
+        state.has_lost_holds &= !snapshot.trims;
         if snapshot.ends {
             state.phase = Phase::OVER;
         }
@@ -409,7 +419,8 @@ impl SessionState {
             // The ends of its guards and updates move the visit.
             now + expiry
         } else {
-            let is_behind = self.is_idle() || self.settled != self.acknowledged;
+            let is_untrimmed = self.has_lost_holds && self.pending == 0;
+            let is_behind = self.is_idle() || self.settled != self.acknowledged || is_untrimmed;
             let due = if is_behind { self.retry_at } else { self.retry_at.max(self.renewed_at + expiry / 3) };
             // An update in a runtime that is not driven does not end, so another one takes its place.
             if self.updates == 0 { due } else { due.max(self.updating_since + expiry / UPDATE_PATIENCE) }

@@ -48,9 +48,9 @@ fields! {
         /// The sums of the session.
         released,
         charged,
-        /// 1 to end the session.
+        /// 1 to end the session, 2 to release what it holds beyond `held`.
         ends,
-        /// The costs that the session holds.
+        /// The costs that the session holds: 0 to end it.
         held,
     }
 

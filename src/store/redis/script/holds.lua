@@ -14,7 +14,8 @@
 -- A hold adds its cost to its session's entry, and sets the entry's expiry. A negative id creates the entry; a positive
 -- one must name an existing entry, or the hold fails with EXPIRED. An update carries the session's sums. The entry
 -- stores the sums that were applied, so only the difference takes effect, and updates may be lost, repeated or
--- reordered. An update that ends the session releases what is left.
+-- reordered. An update that ends the session releases what is left. An update of a session that accepts no more holds
+-- releases what the entry holds beyond the process's guards: those holds have no reply.
 --
 -- The costs of requests in flight (a kernel with `held_until_end`) are never charged. An update of a session that the
 -- server does not know any more holds them again, as far as there is room: the requests have not ended. An update that
@@ -267,7 +268,8 @@ local function make_holds()
     end
     local before, h, added, missing = entry and entry[ENTRY.held] or 0, with_holds(index), 0, 0
     entry = entry or { ids[UPDATE.id], 0, ids[UPDATE.released], 0, 0 }
-    local held = ends and 0 or max(0, before - max(0, ids[UPDATE.released] - entry[ENTRY.released]))
+    local held = max(0, before - max(0, ids[UPDATE.released] - entry[ENTRY.released]))
+    if ids[UPDATE.ends] > 0 then held = math.min(held, ids[UPDATE.held]) end
     h.cost = h.cost - before + held
     if not ends and ids[UPDATE.released] >= entry[ENTRY.released] then
       missing = max(0, ids[UPDATE.held] - held)
@@ -298,9 +300,8 @@ local function make_holds()
     local h = holds[index]
     local released = max(0, ids[UPDATE.released] - entry[ENTRY.released])
     local charged = max(0, ids[UPDATE.charged] - entry[ENTRY.charged])
-    if released > entry[ENTRY.held] or ids[UPDATE.ends] == 1 then
-      released = entry[ENTRY.held]
-    end
+    if ids[UPDATE.ends] > 0 then released = max(released, entry[ENTRY.held] - ids[UPDATE.held]) end
+    released = math.min(released, entry[ENTRY.held])
     entry[ENTRY.held] = entry[ENTRY.held] - released
     entry[ENTRY.released] = max(entry[ENTRY.released], ids[UPDATE.released])
     entry[ENTRY.charged] = max(entry[ENTRY.charged], ids[UPDATE.charged])

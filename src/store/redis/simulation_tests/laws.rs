@@ -43,6 +43,7 @@ pub(super) fn check(run: &Run) -> Vec<String> {
     broken.lost_charges_are_under_way_at_a_fault();
     broken.only_calls_at_a_cut_fail();
     broken.holds_are_charged_once();
+    broken.held_costs_have_guards();
     broken.leases_keep_the_limits();
     broken.leases_are_charged_once();
     broken.closed_limiters_hold_no_leases();
@@ -307,6 +308,18 @@ impl Broken<'_> {
             for expired in run.store.expired.keys() {
                 self.report("a cut lets no hold expire", || format!("{expired:?}"));
             }
+        }
+    }
+
+    /// Once all clients reach the server, it holds what the guards hold, whatever replies were lost.
+    fn held_costs_have_guards(&mut self) {
+        let run = self.run;
+        let (Some(held), Some(until)) = (run.held, run.scenario.guards_until) else { return };
+        let live = run.observed.iter().filter(|call| call.settled.is_some_and(|(from, _)| from > until * 1000));
+        let costs: u64 = live.map(|call| call.call.cost).sum::<u64>() * run.scenario.quotas.len() as u64;
+        let is_whole = !run.has_lost_data && run.store.expired.is_empty();
+        if held > costs || is_whole && held < costs {
+            self.report("held costs have guards", || format!("{held} held, {costs} of guards"));
         }
     }
 

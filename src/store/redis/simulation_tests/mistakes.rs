@@ -4,7 +4,7 @@ use super::{broken_laws, number_from_environment, on_all_cores};
 use crate::mistake::Mistake;
 
 /// For each mistake the first seed that finds it. After a change of the scenarios, the test prints the new seeds.
-const FOUND_BY: [(Mistake, u64); 29] = [
+const FOUND_BY: [(Mistake, u64); 30] = [
     (Mistake::LostCallIsRepeated, 0),
     (Mistake::CallerWaitsLonger, 0),
     (Mistake::AbandonedDecisionIsSent, 27),
@@ -21,6 +21,7 @@ const FOUND_BY: [(Mistake, u64); 29] = [
     (Mistake::ScriptIsNotSent, 14),
     (Mistake::ReplicaIsKept, 10),
     (Mistake::UnreceivedGrantIsKept, 0),
+    (Mistake::HoldsWithoutReplyStay, 305),
     (Mistake::SurchargeIsRepeated, 0),
     (Mistake::SessionsAreNotRenewed, 2),
     (Mistake::WorkerOfDroppedLimiterStays, 0),

@@ -85,6 +85,8 @@ struct Run {
     /// For each event of a circuit breaker the client, and whether the breaker opened.
     breakers: Vec<(usize, bool)>,
     closed: Vec<Closed>,
+    /// What was held on the server beside long guards.
+    held: Option<u64>,
     leftovers: Leftovers,
     connects: u64,
     trace: Vec<String>,
@@ -147,6 +149,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
         });
     }
     spawn_replaces(&scenario, &limiters, &world, started_at);
+    let held = tokio::spawn(held_beside_guards(scenario.guards_until, world.clone(), started_at));
     let closing = if let LeaseEnd::Closed { at } = scenario.lease_end {
         let at = started_at + Duration::from_millis(at);
         let close =
@@ -174,6 +177,7 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
     for closing in closing {
         closed.push(closing.await.expect("no panic"));
     }
+    let held = held.await.expect("no panic");
     if scenario.lease_end == LeaseEnd::Dropped {
         // An attempt to connect goes on for so long.
         sleep(Duration::from_millis(scenario.recovery())).await;
@@ -207,11 +211,21 @@ async fn simulate(scenario: Scenario, is_traced: bool) -> Run {
         stalls: std::mem::take(&mut state.stalls),
         breakers: std::mem::take(&mut state.breakers),
         closed,
+        held,
         leftovers,
         connects: state.connects,
         trace: state.trace.take().unwrap_or_default(),
         scenario,
     }
+}
+
+/// Returns what is held on the server at this time.
+async fn held_beside_guards(until: Option<u64>, world: World, started_at: Instant) -> Option<u64> {
+    sleep_until(started_at + Duration::from_millis(until?)).await;
+    let mut state = world.state();
+    let now = state.now();
+    state.server.expire(now);
+    Some(state.server.store.held())
 }
 
 /// Spawns the tasks that replace limits.

@@ -30,6 +30,8 @@ pub(super) struct Scenario {
     pub(super) faults_end: u64,
     /// When a client replaces its limits by the same ones.
     pub(super) replaces: Vec<(u64, usize)>,
+    /// Some guards live longer than until this time, some time after all faults and all other calls.
+    pub(super) guards_until: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +181,7 @@ impl Scenario {
             is_threaded: random.percent(30),
             faults_end: 0,
             replaces: Vec::new(),
+            guards_until: None,
         };
         // The circuit breaker can open twice in a long span.
         let span = if random.percent(20) { random.between(500, 3_000) } else { random.between(50, 500) };
@@ -197,6 +200,7 @@ impl Scenario {
             scenario.calls.retain(|call| call.at < span);
         }
         scenario.calls.sort_by_key(|call| call.at);
+        scenario.add_long_guards(span);
         scenario
     }
 
@@ -217,6 +221,7 @@ impl Scenario {
             is_threaded: false,
             faults_end: 0,
             replaces: Vec::new(),
+            guards_until: None,
         }
     }
 
@@ -266,6 +271,20 @@ impl Scenario {
         if self.lease.is_none() && random.percent(25) {
             let count = random.between(1, 4);
             self.replaces = (0..count).map(|_| (random.below(span), random.index(self.clients))).collect();
+        }
+    }
+
+    fn add_long_guards(&mut self, span: u64) {
+        let mut random = Random::new(self.seed ^ 0x10f6);
+        if self.lease.is_none() && random.percent(30) {
+            let until = self.faults_end.max(span) + self.recovery() + 3 * (self.deadline + self.hold_expiry) + 100;
+            self.guards_until = Some(until);
+            let holds = self.calls.iter_mut().filter(|call| matches!(call.kind, Kind::Hold(..)) && call.at < span);
+            for call in holds.take(3) {
+                if let Kind::Hold(lasts, _) = &mut call.kind {
+                    *lasts = until + 1 - call.at;
+                }
+            }
         }
     }
 

@@ -102,19 +102,22 @@ impl Store {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a sum of some costs")]
     pub(super) fn update(&mut self, template: &Template, step: &Step, run: &Run<'_>, reply: &mut BatchReply) {
         let Some(index) = self.prepared(template, step, run, reply, 2) else { return };
-        let &[id, released, charged, ends, _] = &template.ids[..] else { panic!("an update has five numbers") };
+        let &[id, released, charged, ends, held] = &template.ids[..] else { panic!("an update has five numbers") };
         let key = &mut self.keys[index];
         let (limit, owner, id) = (key.limit, (run.client, key.number), id.to_bits());
         if !key.costs.entries.contains_key(&id) {
             return reply.results.extend([EXPIRED, 0.0]);
         }
         let entry = key.costs.extend(id, run.now, template.arg1);
-        let (ends, released, charged) = (ends > 0.0, released as u64, charged as u64);
-        let newly_released = if ends { entry.held } else { released.saturating_sub(entry.released).min(entry.held) };
+        let (ends, released, charged, held) = (ends as u64, released as u64, charged as u64, held as u64);
+        // What the process does not know to be held, because the replies are lost.
+        let is_trimmed = ends == 1 || ends == 2 && !mistake!(HoldsWithoutReplyStay);
+        let unknown = if is_trimmed { entry.held.saturating_sub(held) } else { 0 };
+        let newly_released = released.saturating_sub(entry.released).min(entry.held).max(unknown);
         let newly_charged = charged.saturating_sub(entry.charged);
         entry.held -= newly_released;
         (entry.released, entry.charged) = (entry.released.max(released), entry.charged.max(charged));
-        if ends {
+        if ends == 1 {
             key.costs.remove(id);
         }
         if newly_charged > 0 {

@@ -163,9 +163,10 @@ impl Clients {
         let session = self.holds.get_mut(index)?;
         session.sums[0] += random.below(4);
         session.sums[1] += if random.percent(50) { 0 } else { random.below(4) };
-        let ends = random.percent(30);
-        let numbers = [session.sums[0], session.sums[1], u64::from(ends), 0].map(to_f64);
-        let session = if ends { self.holds.remove(index) } else { session.clone() };
+        let ends = [0, 0, 1, 2][random.index(4)];
+        let held = if ends == 2 { random.below(6) } else { 0 };
+        let numbers = [session.sums[0], session.sums[1], ends, held].map(to_f64);
+        let session = if ends == 1 { self.holds.remove(index) } else { session.clone() };
         let ids = [&[session.id], &numbers[..]].concat();
         let expiry = random.between(1, 2 * quotas[session.limit].period);
         self.send((Input::UPDATE, session.limit, session.number), (expiry, 0.0), ids, keys, quotas)
