@@ -391,6 +391,7 @@ pub mod guide {
     #[doc = include_str!("../docs/redis.md")]
     pub mod redis {}
 
+    /// [held]: crate::guide::redis#costs-that-are-held
     /// [keys]: crate::guide::keys#clients-behind-proxies
     /// [leases]: crate::guide::leases
     /// [redis]: crate::guide::redis

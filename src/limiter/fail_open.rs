@@ -6,6 +6,8 @@ use crate::decision::{AcquireOptions, Decision, Verdict};
 
 /// A limiter that allows requests while its store is unavailable.
 ///
+/// In Redis, the hold of a 65th process on one key fails as if the store was unavailable, so its request has no limit.
+///
 /// Such a decision names no limit, and its source is [`DecisionSource::NoLimit`](crate::DecisionSource::NoLimit). Use
 /// this if availability matters more than the limit. If the limit protects a service from overload, use
 /// [`Fallback`](super::Fallback) instead. `FailOpen` is no `Fallback` with a limiter that allows all, because it supports

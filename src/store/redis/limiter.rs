@@ -222,8 +222,8 @@ impl<Key: ?Sized> Redis<Key> {
     ///
     /// # Errors
     ///
-    /// If Redis confirms nothing for twice the [`deadline`](RedisBuilder::deadline). The leases that remain then expire,
-    /// and make decisions until then. While Redis confirms, the method takes as long as the number of leases needs.
+    /// If Redis confirms nothing for twice the [`deadline`](RedisBuilder::deadline). The leases that remain make no more
+    /// decisions, and Redis charges them when they expire. While Redis confirms, the method takes as long as the number of leases needs.
     pub async fn close(&self) -> Result<(), Error> {
         let state = self.shared.state.load_full();
         let Some(leases) = &state.leases else { return Ok(()) };
