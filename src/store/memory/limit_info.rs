@@ -7,7 +7,7 @@ use super::save::{FileWriter, SavedLimit, SavedNames};
 use super::table::TableFull;
 use super::transaction_limit::{LimitInfo, read_clock};
 use super::usage::{KeyId, TopKey, Usage};
-use crate::algorithm::{Algorithm, State};
+use crate::algorithm::{Algorithm, ChargeOptions, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
@@ -89,9 +89,13 @@ impl<C: AlgorithmSelector> LimitInfo for LimitTable<C> {
         let algorithm = self.limit.algorithm().fixed();
         let mut found = Vec::new();
         for keys in self.table.locked_shards() {
-            keys.for_each_live(now.as_micros(), |id, state| {
-                let figures = algorithm.map(|algorithm| algorithm.snapshot(state, now).compute());
-                let reset = Timestamp::from_micros(state.idle_at()).saturating_since(now);
+            keys.for_each_used(0..usize::MAX, now.as_micros(), |id, held, state| {
+                let figures = algorithm.map(|algorithm| match held {
+                    0 => algorithm.snapshot(state, now).compute(),
+                    _ => algorithm.peek_with_held(state, now, ChargeOptions::within(0, None), held).1.compute(),
+                });
+                let idle_after = || Timestamp::from_micros(state.idle_at()).saturating_since(now);
+                let reset = figures.map_or_else(idle_after, |figures| figures.reset);
                 found.push(TopKey { id: KeyId::new(id), reset, figures });
             });
         }

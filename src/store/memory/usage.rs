@@ -42,9 +42,9 @@ impl fmt::Debug for KeyId {
 pub struct TopKey {
     /// The key's id.
     pub id: KeyId,
-    /// The time until the key is idle.
+    /// The time until the key is idle, as if its [held](crate::limiter::Held) costs were charged now.
     pub reset: Duration,
-    /// The key's snapshot. `None` if the algorithm is chosen by the key, as the key is not stored.
+    /// The key's snapshot, with held costs. `None` if the algorithm is chosen by the key, as the key is not stored.
     pub figures: Option<LimitSnapshot>,
 }
 

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use tower_ratelimit::limiter::{Held, LimiterFuture};
-use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota, WhenFull};
+use tower_ratelimit::{AcquireOptions, FixedWindow, Gcra, InFlight, Limiter, ManualClock, Memory, Quota, WhenFull};
 
-use crate::immediate::{boxed, hold, peek, remaining};
+use crate::immediate::{boxed, hold, memory, peek, remaining};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -149,4 +149,36 @@ fn settlement_of_a_removed_key_is_charged_no_earlier_than_its_idle_time() {
     settle(held, 3);
     // Five seconds of the removed state and three of the surcharge.
     assert_eq!(peek(&limiter, "alice", AcquireOptions::cost(0)).reset(), Some(8 * SECOND));
+}
+
+/// Usage contains held costs, so the keys with the most usage are those with the most charged and held units.
+#[test]
+fn top_keys_rank_by_charged_and_held_costs() {
+    let clock = ManualClock::new();
+    let limiter = memory(Gcra::new(TEN), &clock);
+    assert!(limiter.check("charged", 3).is_allowed() && limiter.check("both", 2).is_allowed());
+    let guards = [hold(&limiter, "held", 4), hold(&limiter, "both", 3)];
+    let used = |limiter: &Memory<str, _>| -> Vec<_> {
+        let keys = limiter.top_keys("default", 10).unwrap();
+        keys.iter().map(|key| (key.id, key.figures.map(|figures| 10 - figures.remaining), key.reset)).collect()
+    };
+    let key = |key, used: u32| (limiter.key_id("default", key).unwrap(), Some(u64::from(used)), used * 6 * SECOND);
+    assert_eq!(used(&limiter), [key("both", 5), key("held", 4), key("charged", 3)]);
+    let [first, second] = guards;
+    settle(first, 0);
+    settle(second, 0);
+    assert_eq!(used(&limiter), [key("charged", 3), key("both", 2)]);
+}
+
+#[test]
+fn top_keys_rank_by_requests_in_flight() {
+    let clock = ManualClock::new();
+    let limiter = memory(InFlight::new(5), &clock);
+    let guards = [hold(&limiter, "one", 1), hold(&limiter, "four", 3), hold(&limiter, "four", 1)];
+    let top_keys = limiter.top_keys("default", 10).unwrap();
+    let left: Vec<_> = top_keys.iter().map(|key| (key.id, key.figures.unwrap().remaining)).collect();
+    let id = |key| limiter.key_id("default", key).unwrap();
+    assert_eq!(left, [(id("four"), 1), (id("one"), 4)]);
+    drop(guards);
+    assert!(limiter.top_keys("default", 10).unwrap().is_empty());
 }

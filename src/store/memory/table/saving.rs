@@ -54,7 +54,10 @@ impl<A: Algorithm> Shard<A> {
                 moves = Some(keys.moves);
                 let part = if start < MAX_STARTS { PART } else { usize::MAX };
                 let end = next.max(keys.sets.len()).min(next.saturating_add(part));
-                keys.read_sets(next..end, now, &mut found);
+                keys.for_each_used(next..end, now, |fingerprint, held, state| {
+                    let words = found.add(state);
+                    found.keys.push((fingerprint, held, words));
+                });
                 let is_last = end >= keys.sets.len();
                 if is_last {
                     keys.read_rest(first_set, now, &mut found);
@@ -108,18 +111,6 @@ impl Found {
 }
 
 impl<A: Algorithm> Keys<A> {
-    fn read_sets(&self, sets: Range<usize>, now: u64, found: &mut Found) {
-        for set in self.sets.get(sets).unwrap_or_default() {
-            for (&fingerprint, state) in set.fingerprints.iter().zip(&set.states) {
-                let held = if fingerprint == 0 { 0 } else { self.held(fingerprint) };
-                if fingerprint != 0 && (held > 0 || state.idle_at() > now) {
-                    let words = found.add(state);
-                    found.keys.push((fingerprint, held, words));
-                }
-            }
-        }
-    }
-
     fn read_rest(&self, first_set: usize, now: u64, found: &mut Found) {
         for (set, debt) in self.debts.iter().enumerate().filter(|(_, debt)| debt.idle_at() > now) {
             let words = found.add(debt);

@@ -1,6 +1,6 @@
 //! A shard: the keys under one lock.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::time::Duration;
 
 use super::TableInfo;
@@ -299,12 +299,19 @@ impl<A: Algorithm> Keys<A> {
         *self = Self::new();
     }
 
-    /// Runs `f` on every key that is not idle at `now`, with its fingerprint and its state.
-    pub(in crate::store::memory) fn for_each_live(&self, now: u64, mut f: impl FnMut(u64, &A::State)) {
-        for set in &self.sets {
-            for (fingerprint, state) in set.fingerprints.iter().zip(&set.states) {
-                if *fingerprint != 0 && state.idle_at() > now {
-                    f(*fingerprint, state);
+    /// Runs `f` on every key of these sets that is not idle at `now` or has a held amount: with its fingerprint, the held
+    /// amount and its state.
+    pub(in crate::store::memory) fn for_each_used(
+        &self,
+        sets: Range<usize>,
+        now: u64,
+        mut f: impl FnMut(u64, u64, &A::State),
+    ) {
+        for set in self.sets.iter().take(sets.end).skip(sets.start) {
+            for (&fingerprint, state) in set.fingerprints.iter().zip(&set.states) {
+                let held = if fingerprint == 0 { 0 } else { self.held(fingerprint) };
+                if fingerprint != 0 && (held > 0 || state.idle_at() > now) {
+                    f(fingerprint, held, state);
                 }
             }
         }
