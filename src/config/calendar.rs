@@ -121,9 +121,9 @@ impl PolicyFields {
         let (limit, calendar) = match quota {
             ConfiguredQuota::Month(limit) => (limit, self.month()?),
             ConfiguredQuota::Year(limit) => (limit, self.without_anchor(Calendar::yearly())?),
-            ConfiguredQuota::Fixed(quota) => match quota.period().as_secs() {
-                86_400 => (quota.limit(), self.without_anchor(Calendar::daily())?),
-                604_800 => (quota.limit(), Calendar::weekly_from(self.weekday()?)),
+            ConfiguredQuota::Fixed(quota) => match quota.period().as_micros() {
+                86_400_000_000 => (quota.limit(), self.without_anchor(Calendar::daily())?),
+                604_800_000_000 => (quota.limit(), Calendar::weekly_from(self.weekday()?)),
                 _ => {
                     return Err(Error::config(format!(
                         "quota: {quota} is no limit of a calendar; write a limit per day, week, month or year, as in \

@@ -614,6 +614,7 @@ fn invalid_calendar_names_the_field() {
                 "quota: a month and a year have no fixed length; write 30d, or use a calendar window",
             ),
             ("quota = '9/min'\nwindow = 'calendar'", "quota: 9/min is no limit of a calendar"),
+            ("quota = '9/86400500ms'\nwindow = 'calendar'", "quota: 9 per 86400500ms is no limit of a calendar"),
             (
                 "quota = '9/month'\nwindow = 'calendar'\nanchor = 0",
                 "anchor: a calendar's `anchor` is not a day of a month",
