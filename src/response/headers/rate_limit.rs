@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -21,8 +21,9 @@ pub enum RateLimitFormat {
     /// draft-ietf-httpapi-ratelimit-headers-11: `"default";r=9;t=1`.
     ///
     /// - `r` is what remains, and `t` the time in seconds within which the client must not use more. After `t` more is
-    ///   available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t`, and
-    ///   takes precedence. A time below one second is left out: rounded up, it would stop a client for too long.
+    ///   available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t` of
+    ///   the limit that denies, and takes precedence. A time below one second is left out: rounded up, it would stop a
+    ///   client for too long.
     /// - `q` and `w` are the limit and its window in whole seconds. `w` is left out if the rounded window would change
     ///   the rate by more than 1 %.
     Draft11,
@@ -174,20 +175,21 @@ impl Policy {
 
     /// Returns the policy of these limits: one that is kept, or a new one.
     fn of(limits: &[LimitFields<'_>]) -> Option<Self> {
-        static KEPT: Mutex<Vec<&'static PolicyValue>> = Mutex::new(Vec::new());
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = kept.iter().find(|known| known.matches(limits)) {
+        static KEPT: [OnceLock<PolicyValue>; Policy::MAX_KEPT] = [const { OnceLock::new() }; Policy::MAX_KEPT];
+        let mut kept = KEPT.iter().map_while(OnceLock::get);
+        if let Some(known) = kept.find(|known| known.matches(limits)) {
             return Some(Self::Kept(known));
         }
         let items: Vec<_> = limits.iter().map(PolicyItem::new).collect();
         let value = items.iter().map(|item| &*item.policy).collect::<Vec<_>>().join(SEPARATOR);
-        if kept.len() >= Self::MAX_KEPT || value.len() > Self::MAX_KEPT_BYTES {
+        let free = KEPT.iter().find(|slot| slot.get().is_none());
+        let Some(free) = free.filter(|_| value.len() <= Self::MAX_KEPT_BYTES) else {
             return Some(Self::Counted(Arc::new(PolicyValue { items, value: header_value(Bytes::from(value))? })));
-        }
+        };
         let value = header_value(Bytes::from_static(value.leak().as_bytes()))?;
-        let policy: &'static PolicyValue = Box::leak(Box::new(PolicyValue { items, value }));
-        kept.push(policy);
-        Some(Self::Kept(policy))
+        // Another thread may have filled the slot, with this policy or with another one.
+        let _ = free.set(PolicyValue { items, value });
+        Self::of(limits)
     }
 }
 

@@ -430,7 +430,7 @@ fn decisions_in_memory_start_no_thread_and_no_task() {
     }
 }
 
-/// The files of a limiter in memory with locks, and how many each declares.
+/// The files of a limiter in memory and of responses with locks, and how many each declares.
 ///
 /// A decision locks the shards of its keys. It takes no other lock of several keys, unless it has an id, or crosses a mark.
 const LOCKS: &[(&str, usize)] = &[
@@ -447,13 +447,14 @@ const LOCKS: &[(&str, usize)] = &[
 ];
 
 #[test]
-fn locks_of_a_limiter_in_memory_are_listed() {
+fn locks_of_a_limiter_in_memory_and_of_responses_are_listed() {
     let declared = |source: &Source| {
         let lines = source.code.lines().filter(|line| !line.contains("&Mutex<"));
         lines.flat_map(|line| ["Mutex<", "RwLock<", "SpinLock<"].map(|lock| line.matches(lock).count())).sum::<usize>()
     };
     let sources = sources();
-    let in_memory = sources.iter().filter(|source| IN_MEMORY.iter().any(|folder| source.path.starts_with(folder)));
+    let folders = [&IN_MEMORY[..], &["response"]].concat();
+    let in_memory = sources.iter().filter(|source| folders.iter().any(|folder| source.path.starts_with(folder)));
     let found: BTreeMap<_, _> = in_memory.map(|source| (source.path.as_path(), declared(source))).collect();
     let found: Vec<_> = found.into_iter().filter(|(_, count)| *count > 0).collect();
     let mut listed: Vec<_> = LOCKS.iter().map(|(path, count)| (Path::new(path), *count)).collect();
