@@ -66,7 +66,8 @@
 //! | [`response`] | HTTP and gRPC responses, response headers |
 //! | `retry` | client retry policy that honours `Retry-After` (feature `retry`) |
 //! | [`observe`] | events for metrics and logs |
-//! | `config` | limits from configuration (feature `serde`) |
+//! | `config`, `routes` | limits from configuration, and of all routes in one file (feature `serde`) |
+//! | `waiting`, `pacing` | jobs, items and bytes that wait for a limiter (feature `timer`) |
 //! | `test_util` | tests for a store or an algorithm of your own (feature `test-util`) |
 //!
 //! [`RateLimitLayer`](RateLimitLayer#what-is-charged) documents when a request is charged, and what happens if its
@@ -91,7 +92,8 @@
 //! - **Client-supplied headers are never trusted** unless you [configure](key::TrustedProxies) your proxies. Secrets are
 //!   stored only as keyed hashes.
 //! - **tower's contract**: the service instance that was ready receives the request. A rejection releases the readiness.
-//! - **No unsafe code**, and no panic at run time: an invalid configuration is an error when you build it.
+//! - **No unsafe code**, and no panic at run time, except in constructors that document one, such as [`Gcra::new`] and
+//!   [`Quota::per_day`]. For numbers from a database use `try_new`.
 //!
 //! # Features
 //!
@@ -116,7 +118,7 @@
 //! - **`test-util`**: `test_util::check_store` compares a store of your own with [`Memory`], and `check_algorithm` checks the
 //!   laws of an algorithm of your own. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
-//!   behind the layer; `waiting::until_ready`; `TokioClock`.
+//!   behind the layer; `waiting::until_ready`; `pacing::PacingLayer`; `ReadAheadLayer::drain_rejected`; `TokioClock`.
 //! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
 //!   peer's address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
@@ -332,6 +334,7 @@ pub mod guide {
     /// [held]: crate::guide::redis#costs-that-are-held
     /// [operating]: crate::guide::operating#metrics-of-a-limiter-without-the-layer
     /// [performance]: crate::guide::performance#what-a-setting-costs
+    /// [redis-keys]: crate::guide::keys#keys-in-redis
     /// [streams]: crate::guide::recipes#streams-of-a-language-model
     /// [users]: crate::guide::recipes#users-anonymous-clients-and-writes
     #[doc = include_str!("../docs/pictures/several-limits.md")]
@@ -373,6 +376,7 @@ pub mod guide {
     pub mod pitfalls {}
 
     /// [calendar]: crate::guide::everyday#calendar-windows
+    /// [tiers]: crate::guide::limits#tiers
     /// [ids]: crate::guide::costs#reservation-ids
     /// [kubernetes]: crate::guide::kubernetes
     /// [margin]: crate::guide::choosing#outbound-client
@@ -409,6 +413,7 @@ pub mod guide {
     /// [gate]: crate::guide::recipes#a-pause-after-a-429
     /// [handler]: crate::guide::recipes#a-limiter-in-a-handler
     /// [in-flight]: crate::guide::limits#requests-in-flight-concurrency
+    /// [messages]: crate::guide::recipes#websocket-and-sse-messages
     /// [methods]: crate::guide::recipes#limits-per-method-in-tonic
     /// [operations]: crate::guide::operating#operations-on-a-key
     /// [reqwest]: crate::guide::recipes#a-reqwest-client
