@@ -26,6 +26,10 @@ use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 /// [`EXCEEDS_LIMIT_TTL`](Self::EXCEEDS_LIMIT_TTL). [`peek`](Limiter::peek) uses and fills the cache too. The cache
 /// keeps no denial by a policy or a fallback, and no denial whose wait is an [estimate](Decision::is_estimate).
 ///
+/// A request with an id ([`once`](AcquireOptions::once), [`id`](AcquireOptions::id)) always reaches the
+/// limiter, because a repeat of the id is allowed. So a denied client that sends a new `Idempotency-Key` with each request
+/// passes the cache: put a limit by address outside of the layer, in memory and without ids.
+///
 /// # Stale denials
 ///
 /// A cached denial is stale if the limiter would allow the key earlier than at `retry_after`:

@@ -230,6 +230,8 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// - **With [`settle`](Self::settle)** the id is remembered when the request settles, with the actual cost. A repeat
     ///   holds only what exceeds that, and its settlement charges only what exceeds it. A request with the same id that
     ///   arrives before is charged like one without an id.
+    /// - **A [`DeniedCache`](crate::limiter::DeniedCache)** passes each request with an id to its limiter, also a denied one.
+    ///   Put a limit by address outside of this layer.
     /// - **The limiter** must remember ids: [`Memory`](crate::Memory) and `Redis` do. Another limiter returns an error for
     ///   which [`is_unsupported`](crate::Error::is_unsupported) holds, and the layer responds with status 500.
     ///

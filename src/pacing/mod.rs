@@ -4,6 +4,9 @@
 //! all streams of a key together: one byte costs one unit of the limiter. The layer delays the bytes, and never drops,
 //! reorders or changes them. With [`Redis`](crate::store) the processes share the rate.
 //!
+//! Use limits that charge the plain cost. A limit with [`cost_of`](crate::Limit::cost_of) charges nothing here, one with
+//! [`fixed_cost`](crate::Limit::fixed_cost) counts chunks, and [`InFlight`](crate::InFlight) cannot be used.
+//!
 //! ```
 //! use axum::{Router, routing::get};
 //! use tower_ratelimit::pacing::PacingLayer;

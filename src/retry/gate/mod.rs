@@ -10,6 +10,10 @@
 //! | a response after which nothing remains for a time | closes until the time may be over: servers round it up to a second |
 //! | any other response | stays as it is |
 //!
+//! A 429 without a time also closes the gate for a second, and [`RetryAfter`](super::RetryAfter) repeats its request. The
+//! servers of this crate send such a 429 for a cost that exceeds the limit for good. In gRPC they forbid the retry by a
+//! pushback of -1.
+//!
 //! A gate is open while no request waits and no time is in force. Otherwise requests wait in order of arrival. After a
 //! pause one request starts, and its response lets two start, then four, as far as the server states that more remains:
 //! so a server that still rejects requests rejects one. If the server does not state that more remains, and no time,
