@@ -16,7 +16,7 @@ use crate::error::Error;
 /// | Level | Events |
 /// |---|---|
 /// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, also if it is exempt; a cost that exceeds its limit; limits that conflict or share a name; a store that stopped responding; expired holds |
-/// | `INFO` | a store that responds again |
+/// | `INFO` | a store that responds again: its circuit breaker closes, or the store itself decides (not a lease) |
 /// | `DEBUG` | rejected, failed and abandoned requests; keys that come near a limit |
 /// | `TRACE` | forwarded requests; waits, settlements, calls to the store, memory usage |
 ///
