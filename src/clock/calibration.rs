@@ -101,7 +101,6 @@ fn word(counted: u64, correction: i64) -> u64 {
 }
 
 #[inline]
-#[allow(clippy::cast_possible_truncation, reason = "the upper half of a product of two words")]
 fn counted(multiplier: u64, raw: u64) -> u64 {
     ((u128::from(raw) * u128::from(multiplier)) >> 64) as u64
 }

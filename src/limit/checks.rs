@@ -8,7 +8,6 @@ use crate::error::Error;
 
 /// The properties of a limit that depend on no key type: what the checks of a limiter's limits need.
 #[derive(Clone)]
-#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub(crate) struct LimitFacts {
     pub(crate) name: Name,
     /// The limit may not apply to some keys.

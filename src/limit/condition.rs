@@ -6,16 +6,10 @@ use super::sub_key::{SubKeyFacts, SubKeyOf};
 #[derive(Clone)]
 #[doc(hidden)]
 pub struct OnlyIf<P, F> {
-    sub_key: P,
+    pub(super) sub_key: P,
     /// `None` if the limit applies to every key. With and without a condition, limits from configuration have one type,
     /// so a limit that is replaced keeps its usage.
-    condition: Option<F>,
-}
-
-impl<P, F> OnlyIf<P, F> {
-    pub(super) const fn new(sub_key: P, condition: Option<F>) -> Self {
-        Self { sub_key, condition }
-    }
+    pub(super) condition: Option<F>,
 }
 
 impl<Key, P, F> SubKeyOf<Key> for OnlyIf<P, F>

@@ -37,13 +37,13 @@ impl<A, P> Limit<A, P> {
     /// assert!(limiter.check(&Call { is_bulk: false }, 30).is_allowed());
     /// ```
     pub fn keep_free_by<Key: ?Sized, F: Fn(&Key) -> u64>(self, units: F) -> Limit<A, KeepFree<P, F>> {
-        self.map_sub_key(|sub_key| KeepFree::new(sub_key, Some(units)))
+        self.map_sub_key(|sub_key| KeepFree { sub_key, units: Some(units) })
     }
 
     /// Sets the units that a limit from configuration keeps free, if it keeps any.
     #[cfg(feature = "serde")]
     pub(crate) fn keep_free_by_some<F>(self, units: Option<F>) -> Limit<A, KeepFree<P, F>> {
-        self.map_sub_key(|sub_key| KeepFree::new(sub_key, units))
+        self.map_sub_key(|sub_key| KeepFree { sub_key, units })
     }
 
     /// Returns the units that the limit keeps free from requests of `key` that borrow, if it keeps any free.
@@ -70,12 +70,6 @@ pub struct KeepFree<P, F> {
     sub_key: P,
     /// `None` if the limit keeps nothing free. As for a condition, limits from configuration have one type.
     units: Option<F>,
-}
-
-impl<P, F> KeepFree<P, F> {
-    pub(super) const fn new(sub_key: P, units: Option<F>) -> Self {
-        Self { sub_key, units }
-    }
 }
 
 impl<Key, P, F> SubKeyOf<Key> for KeepFree<P, F>

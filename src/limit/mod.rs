@@ -228,13 +228,13 @@ impl<A, P> Limit<A, P> {
     /// assert_eq!(limiter.check(&Call { user: 7, is_write: true }, 1).remaining(), Some(4));
     /// ```
     pub fn only_if<Key: ?Sized, F: Fn(&Key) -> bool>(self, condition: F) -> Limit<A, OnlyIf<P, F>> {
-        self.map_sub_key(|sub_key| OnlyIf::new(sub_key, Some(condition)))
+        self.map_sub_key(|sub_key| OnlyIf { sub_key, condition: Some(condition) })
     }
 
     /// Sets the condition of a limit from configuration, if it has one.
     #[cfg(feature = "serde")]
     pub(crate) fn only_if_some<F>(self, condition: Option<F>) -> Limit<A, OnlyIf<P, F>> {
-        self.map_sub_key(|sub_key| OnlyIf::new(sub_key, condition))
+        self.map_sub_key(|sub_key| OnlyIf { sub_key, condition })
     }
 
     /// Makes the limit a shadow: it decides and counts, and never denies a request.

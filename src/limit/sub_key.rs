@@ -30,7 +30,6 @@ pub trait SubKeyOf<Key: ?Sized>: sealed::Sealed + Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(hidden)]
 #[non_exhaustive]
-#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct SubKeyFacts {
     /// There may be keys to which the limit does not apply.
     pub(crate) is_conditional: bool,

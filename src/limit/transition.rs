@@ -18,7 +18,6 @@ use crate::decision::{
 
 /// What a reading must contain besides the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub enum ReadMode {
     /// A snapshot if the limit denies. Otherwise the charge makes one.
     IfDenied,
@@ -29,8 +28,6 @@ pub enum ReadMode {
 }
 
 /// One limit of a decision, with the algorithm for the key.
-// Each is one fact of the limit or of the request, and independent of the others.
-#[expect(clippy::struct_excessive_bools)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transition<'a, A> {
     algorithm: &'a A,

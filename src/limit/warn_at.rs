@@ -164,7 +164,6 @@ impl RecentEvents {
     const PERIOD: Duration = Duration::from_secs(60);
 
     /// Returns whether the key had no event within the last period. Then it has one now.
-    #[allow(clippy::cast_possible_truncation, reason = "any bits will do")]
     fn is_first_in_period(&self, hash: u64, now: Timestamp) -> bool {
         let (key, now) = (hash | 1, now.as_micros());
         let set = &self.sets[(hash >> 32) as usize % self.sets.len()];

@@ -168,15 +168,16 @@ impl<A, B> Chained<A, B> {
     fn or_try_second<Key>(
         &self,
         key: &Key,
-        first: LimiterFuture<()>,
+        operation: AdminOperation<'_>,
         run: impl FnOnce(&B, &Key) -> LimiterFuture<()> + Send + 'static,
     ) -> LimiterFuture<()>
     where
         Key: ToOwned + ?Sized + 'static,
         Key::Owned: Send + 'static,
+        A: Limiter<Key>,
         B: Clone + Send + Sync + 'static,
     {
-        then(first, &self.second, key, |second, key, first| match first {
+        then(self.first.administer(key, operation), &self.second, key, |second, key, first| match first {
             Err(error) if error.is_config() || error.is_unsupported() => run(second, key),
             result => LimiterFuture::ready(result),
         })
@@ -240,21 +241,20 @@ where
     }
 
     fn administer(&self, key: &Key, operation: AdminOperation<'_>) -> LimiterFuture<()> {
-        if let AdminOperation::Settle { .. } = operation {
-            return LimiterFuture::unsupported("settling failed: `Chained` does not support reservation ids");
-        }
-        let first = self.first.administer(key, operation);
         match operation {
-            AdminOperation::Reset | AdminOperation::Settle { .. } => first.and(self.second.administer(key, operation)),
+            AdminOperation::Settle { .. } => {
+                LimiterFuture::unsupported("settling failed: `Chained` does not support reservation ids")
+            }
+            AdminOperation::Reset => self.first.administer(key, operation).and(self.second.administer(key, operation)),
             AdminOperation::SetUsage { limit, used } => {
                 let limit = limit.to_owned();
-                self.or_try_second(key, first, move |second, key| {
+                self.or_try_second(key, operation, move |second, key| {
                     second.administer(key, AdminOperation::SetUsage { limit: &limit, used })
                 })
             }
             AdminOperation::Block { limit, duration, reason } => {
                 let limit = limit.to_owned();
-                self.or_try_second(key, first, move |second, key| {
+                self.or_try_second(key, operation, move |second, key| {
                     second.administer(key, AdminOperation::Block { limit: &limit, duration, reason })
                 })
             }

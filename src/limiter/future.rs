@@ -17,7 +17,7 @@ pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>
 #[must_use = "an operation may not run unless its future is awaited"]
 pub struct LimiterFuture<T>(State<T>);
 
-#[allow(clippy::large_enum_variant, reason = "an immediate decision must not allocate")]
+// Without a box: an immediate decision must not allocate.
 enum State<T> {
     Ready(Option<Result<T, Error>>),
     Pending(BoxFuture<Result<T, Error>>),
@@ -150,7 +150,6 @@ impl LimiterFuture<()> {
 }
 
 /// Returns both results if both are ready.
-#[allow(clippy::type_complexity, reason = "two results")]
 fn take_both<T, U>(
     first: &mut LimiterFuture<T>,
     second: &mut LimiterFuture<U>,

@@ -64,7 +64,6 @@ pub(crate) trait HoldStore: Send + Sync {
 
 /// The record of a hold on one limit: what its settlement needs in place of the key.
 #[derive(Clone, Copy, Debug)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct HeldEntry {
     /// The number of the limit's table.
     pub(crate) table: u64,

@@ -16,7 +16,6 @@ use crate::response::Respond;
 ///
 /// Implemented for the tuple of the six. Public because a bound of [`ResponseFuture`](super::ResponseFuture) names it;
 /// other crates can neither name nor implement it. The compiler names it only to a program that writes the tuple itself.
-#[allow(unreachable_pub, reason = "named by a bound of a public type only")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` are not the parts of a rate limit service for requests of type `{Request}`",
     label = "a part does not fit",

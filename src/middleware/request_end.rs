@@ -10,7 +10,6 @@ use super::in_flight::{InFlightBody, InFlightGuard};
 /// Tracks the end of requests, for limits on requests [in flight](crate::InFlight).
 ///
 /// Implemented for `()`, which tracks nothing, for [`BodyEnd`] and for [`ResponseEnd`].
-#[allow(unreachable_pub, reason = "named by a bound of a public type only")]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot track the end of a `{Request}` that is answered by a `{Response}`",
     note = "`release_on_body_end` is for HTTP services: the request is a `http::Request`, the response a \

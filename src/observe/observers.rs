@@ -9,7 +9,6 @@ use crate::decision::{Costs, NearLimit};
 
 /// The registered observers, if any.
 #[derive(Clone, Default)]
-#[allow(unreachable_pub, reason = "named by a hidden trait method only")]
 pub struct Observers(Option<Arc<Registered>>);
 
 struct Registered {

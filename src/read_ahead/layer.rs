@@ -174,7 +174,7 @@ impl<S, M: Clone> Layer<S> for ReadAheadLayer<M> {
     type Service = ReadAhead<S, M>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        ReadAhead::new(inner, self.clone())
+        ReadAhead { inner, layer: self.clone() }
     }
 }
 

@@ -19,15 +19,11 @@ use super::reader::Reader;
 /// This service is ready when the inner service is ready.
 #[derive(Clone)]
 pub struct ReadAhead<S, M = SameBody> {
-    inner: S,
-    layer: ReadAheadLayer<M>,
+    pub(super) inner: S,
+    pub(super) layer: ReadAheadLayer<M>,
 }
 
 impl<S, M> ReadAhead<S, M> {
-    pub(super) fn new(inner: S, layer: ReadAheadLayer<M>) -> Self {
-        Self { inner, layer }
-    }
-
     /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
@@ -45,7 +41,6 @@ impl<S, M> ReadAhead<S, M> {
 }
 
 /// Makes the body that the inner service takes. Public because a bound of [`ReadAhead`] names it.
-#[allow(unreachable_pub, reason = "named by a bound of a public type only")]
 pub trait IntoInnerBody<B: Body<Data = Bytes>> {
     type Body;
 

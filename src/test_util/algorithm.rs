@@ -166,7 +166,7 @@ impl<'a, A: Algorithm> Trace<'a, A> {
             self.check_pure_and_forced(options, &decided)?;
             self.check_idle(options)?;
             self.check_retry(self.now, options, &decided)?;
-            self.check_steps_back(options, &decided)?;
+            self.check_steps_back(options)?;
             self.check_parts(cost)?;
             self.charge(options, &decided);
         }
@@ -236,7 +236,7 @@ impl<'a, A: Algorithm> Trace<'a, A> {
     }
 
     /// The last charge is the newest time in the state.
-    fn check_steps_back(&self, options: ChargeOptions, _: &Decided) -> Result<(), Violation> {
+    fn check_steps_back(&self, options: ChargeOptions) -> Result<(), Violation> {
         let Some(charged_at) = self.charged_at else { return Ok(()) };
         let newest = self.decide(&self.state, charged_at, options).is_allowed();
         for step in [1, self.max_reset / 3] {

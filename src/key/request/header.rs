@@ -1,9 +1,7 @@
 use http::{HeaderMap, HeaderName, Request};
 
-use crate::key::KeyText;
-use crate::key::MissingKey;
 use crate::key::canonical::Canonical;
-use crate::key::{ExtractKey, Extracted};
+use crate::key::{ExtractKey, Extracted, KeyText, MissingKey};
 
 /// The value of a header.
 ///

@@ -2,9 +2,7 @@ use http::uri::Scheme;
 use http::{Request, header};
 
 use super::header::only_value;
-use crate::key::KeyText;
-use crate::key::MissingKey;
-use crate::key::{ExtractKey, Extracted};
+use crate::key::{ExtractKey, Extracted, KeyText, MissingKey};
 
 /// The requested host: the URI's authority if present (HTTP/2, proxies), otherwise the `Host` header.
 ///

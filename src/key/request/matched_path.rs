@@ -1,7 +1,6 @@
 use http::Request;
 
-use crate::key::KeyText;
-use crate::key::{ExtractKey, Extracted, NO_ROUTE};
+use crate::key::{ExtractKey, Extracted, KeyText, NO_ROUTE};
 
 /// The route that axum matched: `/users/{id}` for all users.
 ///

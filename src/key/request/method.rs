@@ -1,7 +1,6 @@
 use http::Request;
 
-use crate::key::KeyText;
-use crate::key::{ExtractKey, Extracted};
+use crate::key::{ExtractKey, Extracted, KeyText};
 
 /// The request's method, case-sensitive.
 ///

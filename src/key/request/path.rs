@@ -1,7 +1,6 @@
 use http::Request;
 
-use crate::key::KeyText;
-use crate::key::{ExtractKey, Extracted};
+use crate::key::{ExtractKey, Extracted, KeyText};
 
 /// The path that the client sent, without its query.
 ///

@@ -48,7 +48,6 @@ pub(super) struct Moved {
 }
 
 /// The driver's next step.
-#[allow(clippy::large_enum_variant, reason = "one at a time, of each queue")]
 pub(super) enum Next {
     Ask(AskOrder),
     /// Nothing is to be done before this time.

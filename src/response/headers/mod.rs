@@ -28,7 +28,6 @@ use crate::response::rejection::Rejection;
 /// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a responder takes the headers"]
-#[allow(clippy::struct_excessive_bools, reason = "independent options")]
 pub struct Headers {
     rate_limit: Option<RateLimitFormat>,
     legacy: Option<ResetFormat>,

@@ -133,7 +133,7 @@ impl<Key: ?Sized> StoreLimits<Key> {
                 not_applying.push(limit.name().to_owned());
             }
         }
-        Ok(StoreTransaction::new(keys, limits, not_applying, options))
+        Ok(StoreTransaction { keys, limits, not_applying, options })
     }
 
     /// Names the limits that apply to a key and the units of all limits, for [`Limiter::limits_of`](crate::Limiter::limits_of).

@@ -50,11 +50,11 @@ use crate::store::inner::{LimitNumbers, LimitReading, Plan, ReadMode};
 /// Changed bytes, and the state of another algorithm, are an error for which [`is_unavailable`](Error::is_unavailable)
 /// returns true.
 pub struct StoreTransaction {
-    keys: Vec<String>,
-    limits: Vec<Box<dyn AnyBoundLimit>>,
+    pub(super) keys: Vec<String>,
+    pub(super) limits: Vec<Box<dyn AnyBoundLimit>>,
     /// The names of the limits that do not apply to the key.
-    not_applying: Vec<String>,
-    options: AcquireOptions,
+    pub(super) not_applying: Vec<String>,
+    pub(super) options: AcquireOptions,
 }
 
 /// The new state of a key.
@@ -70,15 +70,6 @@ pub struct StoreWrite {
 }
 
 impl StoreTransaction {
-    pub(super) fn new(
-        keys: Vec<String>,
-        limits: Vec<Box<dyn AnyBoundLimit>>,
-        not_applying: Vec<String>,
-        options: AcquireOptions,
-    ) -> Self {
-        Self { keys, limits, not_applying, options }
-    }
-
     /// Returns the keys of the states that the store must read, each once.
     ///
     /// There may be fewer keys than limits: one for each limit that applies to the request.

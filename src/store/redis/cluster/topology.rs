@@ -124,7 +124,7 @@ impl Topology {
         let address = self.0.slot_map.load().nodes().get(node).cloned();
         match address {
             Some(address) => self.connect_at(&address).await,
-            None => Err((ErrorKind::ClusterConnectionNotFound, "no node of the cluster is known").into()),
+            None => Err(no_node()),
         }
     }
 
@@ -172,8 +172,7 @@ impl Topology {
                 Err(error) => last_error = Some(error),
             }
         }
-        Err(last_error
-            .unwrap_or_else(|| (ErrorKind::ClusterConnectionNotFound, "no node of the cluster is known").into()))
+        Err(last_error.unwrap_or_else(no_node))
     }
 
     /// Returns a node's reply to CLUSTER SLOTS, and the node's host.
@@ -194,4 +193,8 @@ impl Topology {
         }
         Ok((reply, node.0.clone()))
     }
+}
+
+fn no_node() -> RedisError {
+    (ErrorKind::ClusterConnectionNotFound, "no node of the cluster is known").into()
 }

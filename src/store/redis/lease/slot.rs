@@ -56,7 +56,6 @@ pub(super) struct TakenUnits {
 
 impl TakenUnits {
     /// The remainder.
-    #[allow(clippy::cast_possible_truncation, reason = "masked")]
     pub(super) fn left(self) -> u32 {
         (self.after & REMAINDER) as u32
     }

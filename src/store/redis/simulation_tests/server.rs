@@ -14,7 +14,6 @@ const UNKNOWN_ERROR: &str = "-ERR unknown\r\n";
 /// The names of the limits. The first one counts each key.
 pub(super) const LIMIT_NAMES: [&str; 3] = ["default", "all", "everything"];
 
-#[allow(clippy::struct_excessive_bools, reason = "independent faults")]
 pub(super) struct Server {
     quotas: Vec<Quota>,
     /// What the names of each limit's keys start with.
