@@ -40,10 +40,6 @@ pub(crate) struct Released {
 }
 
 impl Released {
-    fn new(limit: u64) -> Self {
-        Self { limit, after: 0, below: u64::MAX }
-    }
-
     /// Combines two releases of one limit.
     pub(crate) fn merge(&mut self, other: Self) {
         (self.after, self.below) = (self.after.min(other.after), self.below.max(other.below));
@@ -142,7 +138,7 @@ pub(crate) fn capacity_released(limits: impl IntoIterator<Item = u64>) {
     fence(Ordering::SeqCst);
     if any_queue() {
         for limit in limits {
-            Released::new(limit).pass_on();
+            Released { limit, after: 0, below: u64::MAX }.pass_on();
         }
     }
 }

@@ -52,10 +52,9 @@ impl<Key: ?Sized> LimiterState<Key> {
     #[cold]
     fn count_demand(&self, leases: &Arc<LeaseBook>, key: &Key, parts: &[LeasePart]) {
         let new_lease = |limit: usize| {
-            let (keys, offsets) = self.encode(key).ok()?;
-            let start = if limit == 0 { 0 } else { offsets[limit - 1] };
+            let target = self.target(key, Vec::new()).ok()?;
             let quota = leases.quota(limit, &self.limits()[limit], self.limit_fns[limit].0.algorithm(key))?;
-            Some((keys[start..offsets[limit]].into(), quota))
+            Some((target.key(limit).into(), quota))
         };
         if leases.count_demand(parts, new_lease) {
             leases.ensure_task(&Arc::downgrade(&self.lease_sender));

@@ -238,9 +238,7 @@ impl<Key: ?Sized> Redis<Key> {
     pub fn redis_key(&self, limit: &str, key: &Key) -> Result<String, Error> {
         let state = self.state();
         let index = state.limit_of(limit, key)?;
-        let (keys, offsets) = state.encode(key)?;
-        let start = if index == 0 { 0 } else { offsets[index - 1] };
-        Ok(String::from_utf8_lossy(&keys[start..offsets[index]]).into_owned())
+        Ok(String::from_utf8_lossy(state.target(key, Vec::new())?.key(index)).into_owned())
     }
 }
 

@@ -322,10 +322,8 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Names the limits that apply to a key.
     pub(super) fn name_limits(&self, key: &Key, names: &mut LimitsOfKey<'_>) {
-        let Ok((keys, offsets)) = self.encode(key) else { return };
-        let mut start = 0;
-        for ((limit, RedisLimit(fns)), end) in self.limits().iter().zip(&*self.limit_fns).zip(offsets) {
-            let redis_key = &keys[std::mem::replace(&mut start, end)..end];
+        let Ok(target) = self.target(key, Vec::new()) else { return };
+        for ((limit, RedisLimit(fns)), redis_key) in self.limits().iter().zip(&*self.limit_fns).zip(target.keys()) {
             if !redis_key.is_empty() && !limit.facts.is_shadow {
                 names.add_limit(LimitOfKey {
                     name: limit.facts.name.as_str(),

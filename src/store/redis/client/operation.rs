@@ -78,10 +78,14 @@ impl OperationTarget {
         &self.keys[start..self.key_offsets[limit]]
     }
 
+    /// Returns the keys of all limits: see [`key`](Self::key).
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.key_offsets.len()).map(|limit| self.key(limit))
+    }
+
     /// The cluster slot of the keys. They all have the same one.
     pub(crate) fn slot(&self) -> u16 {
-        let mut keys = (0..self.key_offsets.len()).map(|limit| self.key(limit));
-        cluster_slot(keys.find(|key| !key.is_empty()).unwrap_or_default())
+        cluster_slot(self.keys().find(|key| !key.is_empty()).unwrap_or_default())
     }
 }
 
@@ -122,8 +126,7 @@ impl QueuedOperation {
 
     /// Whether the operation holds on a key on which calls in flight create enough sessions: a key has a limited number.
     pub(super) fn must_wait(&self, holds: &HoldRegistry) -> bool {
-        let keys = || (0..self.target.key_offsets.len()).map(|limit| self.target.key(limit));
-        self.is_hold() && holds.creates_enough(keys())
+        self.is_hold() && holds.creates_enough(self.target.keys())
     }
 
     /// Whether the caller has gone. A cancelled operation must not be sent: the caller believes that nothing is

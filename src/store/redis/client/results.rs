@@ -208,10 +208,8 @@ impl QueuedOperation {
     }
 
     pub(super) fn foreign_key_error(&self) -> Error {
-        let keys: Vec<_> = (0..self.target.key_offsets.len())
-            .map(|limit| String::from_utf8_lossy(self.target.key(limit)))
-            .filter(|key| !key.is_empty())
-            .collect();
+        let keys = self.target.keys().filter(|key| !key.is_empty());
+        let keys: Vec<_> = keys.map(String::from_utf8_lossy).collect();
         Error::unavailable(format!(
             "the call to Redis failed: a key holds no state of this limiter; delete the key ({}), or choose another \
              prefix",
