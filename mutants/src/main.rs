@@ -59,13 +59,12 @@ const REDIS: [&str; 16] = [
     "ttl::",
 ];
 /// Tests that take too long to run once for each mutant.
-const SLOW: [&str; 7] = [
+const SLOW: [&str; 6] = [
     "agree_with_one_limiter",
     "eviction::bucket_stays",
     "eviction::carry_over_never",
     "eviction::deny_policy_never",
     "eviction::flood_of",
-    "eviction::several_limits_stay",
     "eviction::window_stays",
 ];
 

@@ -1,4 +1,4 @@
-//! Waiting in virtual time, where the traces do not go: blocks, several limits, remote limiters, and no timer.
+//! Waiting in virtual time, where the traces do not go: blocks, several limits, and remote limiters.
 //!
 //! All times are whole milliseconds, the resolution of tokio's timer, so that starts are exact.
 
@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::response::{BoxError, Rejected};
 use tower_ratelimit::{
-    AcquireOptions, Decision, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit, Limiter, Memory, Quota,
-    SlidingLog, SlidingWindow, TokenBucket, TokioClock, Verdict,
+    AcquireOptions, Decision, DynLimit, Gcra, LeakyQueue, Limit, Limiter, Quota, SlidingWindow, TokioClock, Verdict,
 };
 
 use crate::load::{Call, CallService, SECOND, inner, layer, limited, memory, of_each, several};
@@ -65,23 +64,6 @@ async fn call_all(service: &CallService, calls: &[Call]) -> Vec<CallOutcome> {
 // `max_wait`
 // ---------------------------------------------------------------------------------------------------------------------
 
-#[tokio::test(start_paused = true)]
-async fn only_a_leaky_queue_waits_without_max_wait() {
-    let limiters = [
-        memory(Gcra::new(Quota::per_second(1))),
-        memory(TokenBucket::new(Quota::per_second(1))),
-        memory(LeakyBucket::new(Quota::per_second(1))),
-        memory(FixedWindow::new(Quota::per_second(1))),
-        memory(SlidingWindow::new(Quota::per_second(1))),
-        memory(SlidingLog::new(Quota::per_second(1))),
-    ];
-    for limiter in limiters {
-        let outcomes = call_all(&limited(layer(limiter), inner()), &[CALL; 2]).await;
-        assert_eq!(outcomes[0], Served(Duration::ZERO));
-        assert!(matches!(outcomes[1], Denied { at: Duration::ZERO, retry_after: Some(_) }), "{outcomes:?}");
-    }
-}
-
 /// Blocks are aligned to the clock, which starts at any time: starts are not whole milliseconds, so the test checks
 /// bounds.
 #[tokio::test(start_paused = true)]
@@ -125,25 +107,6 @@ async fn max_wait_bounds_repeated_acquires() {
     assert!(at <= ms(51), "the request waited for {at:?}");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Many requests
-// ---------------------------------------------------------------------------------------------------------------------
-
-/// A request that finds no free permit is denied without a charge, with the unchanged status of the key.
-#[tokio::test(start_paused = true)]
-async fn request_without_a_permit_gets_the_limit_status() {
-    let limiter = memory(Gcra::new(TEN_A_SECOND).burst(2));
-    let mut service = limited(layer(limiter.clone()).max_wait(SECOND).max_waiters(0), inner());
-    for _ in 0..2 {
-        assert!(service.call(CALL).await.is_ok());
-    }
-    let rejected = service.call(CALL).await.unwrap_err().downcast::<Rejected>().unwrap();
-    let decision = rejected.rejection().decision().unwrap();
-    let peeked = limiter.peek(&0, AcquireOptions::default()).await.unwrap();
-    assert_eq!((decision.retry_after(), decision.reset()), (Some(ms(100)), Some(ms(200))));
-    assert_eq!((peeked.retry_after(), peeked.reset()), (Some(ms(100)), Some(ms(200))));
-}
-
 #[tokio::test(start_paused = true)]
 async fn waiter_for_a_blocked_key_acquires_again_when_the_block_ends() {
     for (max_wait, outcome) in [(500, Served(ms(500))), (499, denied(Duration::ZERO, ms(500)))] {
@@ -165,24 +128,6 @@ async fn waiter_for_a_blocked_key_acquires_again_when_the_block_ends() {
 // ---------------------------------------------------------------------------------------------------------------------
 // Cancellation
 // ---------------------------------------------------------------------------------------------------------------------
-
-/// A new request takes its place.
-#[tokio::test(start_paused = true)]
-async fn cancelled_last_waiter_is_not_charged() {
-    for limiter in [memory(LeakyQueue::new(TEN_A_SECOND)), memory(Gcra::new(TEN_A_SECOND).strict())] {
-        let service = limited(layer(limiter).max_wait(SECOND), inner());
-        let started = Instant::now();
-        let mut answers = Vec::from([(); 4].map(|()| call(&service, CALL, started)));
-        sleep(ms(50)).await;
-        answers.pop().unwrap().abort();
-        sleep(ms(1)).await;
-        assert_eq!(call(&service, CALL, started).await.unwrap(), Served(ms(300)));
-        for (index, answer) in (0_u32..).zip(answers) {
-            assert_eq!(answer.await.unwrap(), Served(ms(100) * index));
-        }
-        assert_eq!(call(&service, CALL, started).await.unwrap(), Served(ms(400)));
-    }
-}
 
 #[tokio::test(start_paused = true)]
 async fn waiting_response_dropped_unpolled_stays_charged() {
@@ -315,36 +260,4 @@ async fn several_limits_schedule_a_start_only_while_all_have_usage() {
     let mut expected: Vec<_> = [0, 100, 200, 300, 400, 1000, 2000].map(|at| Served(ms(at))).into();
     expected.push(denied(2 * SECOND, SECOND));
     assert_eq!(outcomes, expected);
-}
-
-/// A shadow limit does not change how requests wait.
-#[tokio::test(start_paused = true)]
-async fn shadow_limit_does_not_prevent_scheduled_starts() {
-    let trial = DynLimit::new(Limit::new("trial", FixedWindow::new(Quota::per_second(1))).shadow());
-    let limiter = several(vec![of_each(Gcra::new(Quota::per_second(1)).strict()), trial]);
-    let service = limited(layer(limiter).max_wait(SECOND), inner());
-    let expected = [Served(Duration::ZERO), Served(SECOND), denied(Duration::ZERO, SECOND)];
-    assert_eq!(call_all(&service, &[CALL; 3]).await, expected);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Without a timer
-// ---------------------------------------------------------------------------------------------------------------------
-
-#[test]
-fn delayed_request_is_rejected_in_a_runtime_without_a_timer() {
-    let limiter = Memory::new(LeakyQueue::new(TEN_A_SECOND).max_waiting(5));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    runtime.block_on(async {
-        let mut service = limited(layer(limiter), inner());
-        assert!(service.ready().await.expect("ready").call(CALL).await.is_ok());
-        let error = service.ready().await.expect("ready").call(CALL).await.expect_err("a delay without a timer");
-        let rejected = error.downcast::<Rejected>().expect("a rejection");
-        assert!(rejected.rejection().is_misconfigured());
-        let tower_ratelimit::response::Rejection::Unavailable(cause) = rejected.rejection() else {
-            panic!("{rejected:?}")
-        };
-        assert!(cause.to_string().contains("no tokio runtime with a timer"), "{cause}");
-        assert_eq!(rejected.to_string(), "server misconfigured");
-    });
 }

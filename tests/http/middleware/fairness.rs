@@ -12,8 +12,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{BoxLimiter, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Quota, SlidingLog};
 
 use crate::load::{
-    Call, Calls, Remote, SECOND, held, inner, layer, limited, memory, of_all, of_each, open_loop, per_span, recorder,
-    several,
+    Call, Calls, Remote, SECOND, held, inner, layer, limited, of_all, of_each, open_loop, per_span, recorder, several,
 };
 use crate::support::{NOTIFICATIONS, boxed, ms, spawn};
 
@@ -211,37 +210,6 @@ fn after_release(calls: &Calls, released: Instant) -> Option<(Duration, u32)> {
     calls.iter().find(|(at, _)| *at >= released).map(|(at, call)| (*at - released, call.key))
 }
 
-/// The end of a hold wakes the request that has waited longest for it: in another layer on the same limiter, and for any
-/// of many limits.
-#[tokio::test(start_paused = true)]
-async fn release_wakes_every_queue() {
-    let _lock = NOTIFICATIONS.lock().await;
-    // Nine limits, of which the last one is shared by all keys.
-    let mut limits: Vec<DynLimit<u32>> = (0..8)
-        .map(|index| DynLimit::new(Limit::new(format!("limit {index}"), FixedWindow::new(Quota::per_hour(1000)))))
-        .collect();
-    limits.push(of_all(one_unit()));
-    for limits in [vec![of_all(one_unit())], limits] {
-        // Two layers on one limiter.
-        let (limiter, (calls, inner)) = (several(limits), recorder());
-        let [first, second] = [(); 2].map(|()| held(layer(limiter.clone()).max_wait(100 * SECOND), inner.clone()));
-        let began = Instant::now();
-        let time = ms(5_770);
-        let holder = spawn(first.clone().oneshot(Call::of(1).work(time)));
-        sleep(ms(10)).await;
-        let in_second = spawn(second.oneshot(Call::of(2).work(ms(1))));
-        sleep(ms(10)).await;
-        let in_first = spawn(first.oneshot(Call::of(3).work(ms(1))));
-        for call in [holder, in_second, in_first] {
-            call.await.unwrap().expect("a start");
-        }
-        let (late, key) = after_release(&calls, began + time).expect("a start");
-        assert!(late < ms(10), "the other layer's request started {late:?} after the release");
-        assert_eq!(key, 2, "the one that has waited longest");
-        assert_eq!(calls.lock().unwrap().len(), 3);
-    }
-}
-
 /// A request that is handed a start, and leaves before it uses the start, wakes the requests of other keys.
 #[tokio::test(start_paused = true)]
 async fn start_that_is_left_wakes_the_requests_of_other_keys() {
@@ -271,9 +239,18 @@ async fn released_unit_goes_to_the_oldest_of_several_layers() {
     let _lock = NOTIFICATIONS.lock().await;
     // A queue asks again after a random time: now and then in the millisecond of a release, before the oldest does.
     fastrand::seed(1);
-    let (limiter, (calls, inner)) = (memory(one_unit()), recorder());
-    let layers = [(); 4].map(|()| held(layer(limiter.clone()).max_wait(100 * SECOND), inner.clone()));
-    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+    let (calls, inner) = recorder();
+    // One limit, or the last one of nine.
+    let mut limits: Vec<DynLimit<u32>> = (0..8)
+        .map(|index| DynLimit::new(Limit::new(format!("limit {index}"), FixedWindow::new(Quota::per_hour(1000)))))
+        .collect();
+    limits.push(of_all(one_unit()));
+    let [one, nine] = [vec![of_all(one_unit())], limits].map(|limits| {
+        let limiter = several(limits);
+        [(); 4].map(|()| held(layer(limiter.clone()).max_wait(100 * SECOND), inner.clone()))
+    });
+    let orders = [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]];
+    for (layers, order) in [one, nine].iter().flat_map(|layers| orders.map(|order| (layers, order))) {
         calls.lock().unwrap().clear();
         let (began, mut sent) = (Instant::now(), Vec::new());
         // The first request starts at once, and each layer has one that waits.

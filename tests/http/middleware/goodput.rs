@@ -161,16 +161,6 @@ async fn served_by_two_processes(
     served.try_into().expect("two processes")
 }
 
-/// The processes share a bucket.
-#[tokio::test(start_paused = true)]
-async fn queues_with_a_fast_and_a_slow_link_share_a_bucket() {
-    let time = Duration::from_secs(60);
-    let served = served_by_two_processes(bucket(10, 1), 5 * SECOND, time, |_, _| Call::of(0)).await;
-    let served = served.map(|spans| spans.iter().sum::<usize>());
-    println!("fast and slow link, of 600: {served:?}");
-    assert!(served.iter().all(|&served| served >= 240), "{served:?}");
-}
-
 /// Users of one organisation cannot use each other's starts. No process is left without starts, whatever its link, and no
 /// start is lost to a client that is about to give up.
 #[tokio::test(start_paused = true)]

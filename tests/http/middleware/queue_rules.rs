@@ -10,7 +10,7 @@ use tower_ratelimit::{BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limiter, Quota}
 
 use crate::fairness::{served_per_tenant, tenants_below_one_capacity};
 use crate::load::{Call, Counts, Remote, SECOND, held, inner, layer, limited, memory, open_loop, per_span, recorder};
-use crate::support::{Task, ms, spawn};
+use crate::support::{ms, spawn};
 
 fn bucket(per_second: u64) -> BoxLimiter<u32> {
     memory(Gcra::new(Quota::per_second(per_second)).burst(1))
@@ -134,23 +134,6 @@ async fn reset_by_another_process_is_seen_within_a_second() {
     let reset_at = Instant::now();
     waiting.await.expect("no panic").expect("a start");
     assert!(reset_at.elapsed() <= ms(1010), "{:?}", reset_at.elapsed());
-}
-
-/// The start of a request that leaves is used by the next one of its key.
-#[tokio::test(start_paused = true)]
-async fn request_that_leaves_costs_its_key_nothing() {
-    let (calls, inner) = recorder();
-    let service = limited(layer(bucket(10)).max_wait(10 * SECOND), inner);
-    service.clone().oneshot(Call::of(0)).await.expect("the first");
-    let started = Instant::now();
-    let waiting: Vec<_> = (0..20).map(|_| spawn(service.clone().oneshot(Call::of(0)))).collect();
-    sleep(ms(50)).await;
-    waiting.iter().step_by(2).for_each(Task::abort);
-    for call in waiting.into_iter().skip(1).step_by(2) {
-        call.await.expect("no panic").expect("a start");
-    }
-    assert_eq!(started.elapsed(), ms(1000), "ten starts, one each 100 ms");
-    assert_eq!(calls.lock().unwrap().len(), 11);
 }
 
 /// Two processes share a `LeakyQueue` with one place. A denial says when a place is free, whatever start the ask accepts.

@@ -10,13 +10,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tower::{ServiceExt, service_fn};
 use tower_ratelimit::limiter::{Fallback, Held, LimiterFuture, LimitsOfKey, Outcome};
-use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Limiter, Memory, Quota, SlidingLog, TokioClock,
-};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Limiter, Memory, TokioClock};
 
-use crate::load::{
-    Call, CallService, Counts, SECOND, in_flight, inner, layer, limited, memory, of_all, recorder, several,
-};
+use crate::load::{Call, CallService, Counts, SECOND, in_flight, inner, layer, memory, of_all, recorder, several};
 use crate::random::Random;
 use crate::support::{NOTIFICATIONS, ms, spawn};
 
@@ -244,19 +240,10 @@ async fn release_asks_at_most_twice_for_a_unit() {
     }
 }
 
-/// A reset, and the expiry of a request in flight that the limiter notices, wake the requests that they concern.
+/// The expiry of a request in flight that the limiter notices wakes the requests that it concerns.
 #[tokio::test(start_paused = true)]
-async fn reset_and_expiry_wake_the_requests_of_the_key() {
+async fn expiry_wakes_the_requests_of_the_key() {
     let _lock = NOTIFICATIONS.lock().await;
-    let limiter = memory(SlidingLog::new(Quota::per_hour(1)));
-    let service = limited(layer(limiter.clone()).max_wait(10_000 * SECOND), inner());
-    service.clone().oneshot(Call::of(1)).await.expect("the first");
-    let waiting = spawn(service.clone().oneshot(Call::of(1)));
-    sleep(ms(300)).await;
-    limiter.reset(&1).await.expect("memory");
-    let reset_at = Instant::now();
-    assert_eq!(waiting.await.expect("no panic").expect("a start"), reset_at);
-
     let limit = InFlight::new(1).max_duration(ms(500));
     // One shard: a decision ends the overdue requests of its shard.
     let builder = Memory::<u32, _>::builder(limit).max_keys(20);

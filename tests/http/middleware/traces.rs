@@ -1,30 +1,32 @@
-//! The trace on the page of the queue (`src/middleware/queue/mod.rs`), and seven more. Each follows from the rules there.
+//! The trace on the page of the queue (`src/middleware/queue/mod.rs`), six more, and random ones: each follows from the rules
+//! there.
 
 use tokio::time::{Instant, sleep};
-use tower::ServiceExt;
+use tower::{ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::response::{BoxError, Rejected};
+use tower_ratelimit::waiting::until_ready;
 use tower_ratelimit::{
-    BoxLimiter, Clock as _, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, Memory, Quota, SlidingLog,
-    TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, Clock as _, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus,
+    Limiter, Memory, Quota, SlidingLog, TokioClock, Verdict,
 };
 
-use crate::load::{
-    Call, CallService, Remote, held, in_flight, inner, layer, limited, memory, of_all, of_each, several,
-};
+use crate::load::{Call, CallService, Remote, in_flight, inner, layer, limited, memory, of_all, of_each, several};
 use crate::random::Random;
 use crate::support::{ms, spawn};
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Request {
     name: char,
     call: Call,
     arrives_at: u64,
     leaves_at: Option<u64>,
+    /// The time until a bucket would start a request that is refused, and, if it schedules starts, let the request wait.
+    wait: Option<[u64; 2]>,
 }
 
 fn request(name: char) -> Request {
-    Request { name, call: Call::of(1), arrives_at: 0, leaves_at: None }
+    Request { name, call: Call::of(1), arrives_at: 0, leaves_at: None, wait: None }
 }
 
 /// Requests that arrive at 0, in alphabetical order.
@@ -46,20 +48,20 @@ fn ten_a_second(burst: u64) -> Gcra {
 
 /// Sends the requests to a service that answers with the time of the start, and returns their ends by name.
 async fn run(service: CallService, requests: Vec<Request>) -> Vec<(char, End)> {
-    run_checked(service, requests, |_: &BoxError| ()).await
+    run_checked(service, requests, |_: &BoxError, _: Request| ()).await
 }
 
 /// The same, with a check of each rejection at its time.
 async fn run_checked(
     service: CallService,
     requests: Vec<Request>,
-    check: impl Fn(&BoxError) + Copy + Send + 'static,
+    check: impl Fn(&BoxError, Request) + Clone + Send + 'static,
 ) -> Vec<(char, End)> {
     let began = Instant::now();
     let calls: Vec<_> = requests
         .into_iter()
         .map(|request| {
-            let service = service.clone();
+            let (service, check) = (service.clone(), check.clone());
             spawn(async move {
                 sleep(ms(request.arrives_at)).await;
                 let call = service.oneshot(request.call);
@@ -67,7 +69,7 @@ async fn run_checked(
                 let end = match tokio::time::timeout_at(began + ms(leaves_at), call).await {
                     Ok(Ok(at)) => End::Started((at - began).as_millis()),
                     Ok(Err(error)) => {
-                        check(&error);
+                        check(&error, request);
                         End::Refused(began.elapsed().as_millis())
                     }
                     Err(_) => End::Left,
@@ -147,17 +149,6 @@ async fn request_waits_in_the_queue_of_the_limit_that_denied_it() {
     sent[2].call.key = 2;
     let ends = ends(limiter, 800, sent).await;
     assert_eq!(ends, started(&[('a', 0), ('b', 200), ('c', 100)]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn end_of_a_hold_starts_the_next() {
-    let service = held(layer(memory(FixedWindow::new(Quota::per_hour(1)))).max_wait(ms(2000)), inner());
-    let mut sent = requests("abc");
-    for request in &mut sent {
-        request.call.work = ms(300);
-    }
-    let ends = run(service, sent).await;
-    assert_eq!(ends, started(&[('a', 0), ('b', 300), ('c', 600)]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,12 +240,22 @@ impl Pace {
 
     /// The start of the last of `count` requests that wait.
     fn start_of_last(self, starts: &[u64], now: u64, count: usize) -> u64 {
-        let mut starts = starts.to_vec();
+        let (mut starts, mut last) = (starts.to_vec(), now);
         for _ in 0..count {
-            starts.push(self.next(&starts, now));
+            last = self.next(&starts, last);
+            starts.push(last);
         }
-        starts.last().copied().unwrap_or(now)
+        last
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Layer,
+    /// A layer that tracks the end of each request.
+    Tracking,
+    /// Without a layer, and so without a bound of places.
+    UntilReady,
 }
 
 /// What a limit is used with. None of it changes a start.
@@ -262,11 +263,12 @@ impl Pace {
 struct Beside {
     /// The units that are kept free from all requests.
     kept: u64,
-    /// The layer tracks the end of each request.
-    tracks: bool,
+    way: Way,
+    /// A shadow that would deny most requests.
+    shadow: bool,
     /// A limit on requests in flight that is never reached, before the limit or after it.
     in_flight: Option<bool>,
-    /// The bound of each wait. Without it, the limiter schedules the first start.
+    /// The bound of each wait. A layer without it waits for a `LeakyQueue` only, which schedules the first start.
     max_wait: Option<u64>,
 }
 
@@ -274,15 +276,45 @@ impl Beside {
     fn random(random: &mut Random, pace: Pace) -> Self {
         let is_queue = matches!(pace, Pace::Queue { .. });
         let kept = if is_queue { 0 } else { random.choose(&[0, 0, 1, 5, 40]) };
-        let tracks = random.below(2) == 0;
+        let way = random.choose(&[Way::Layer, Way::Tracking, Way::UntilReady]);
         let max_wait = match pace {
             // The queue knows the next start of a log, and estimates those after it.
             Pace::Log { .. } => Some(20_000),
-            _ => Some(random.choose(&[0, 30, 150, 500, 2000])).filter(|_| !is_queue || random.below(3) > 0),
+            _ => Some(random.choose(&[0, 30, 150, 500, 2000])),
         };
+        // Without a layer, the places of a `LeakyQueue` are no bound, but the wait for one counts as a denial.
+        let max_wait = max_wait.filter(|_| random.below(4) > 0 && !(is_queue && way == Way::UntilReady));
         // Beside requests in flight a `LeakyQueue` schedules nothing, so its bounds are estimates.
-        let in_flight = random.choose(&[None, Some(false), Some(true)]).filter(|_| tracks && !is_queue);
-        Self { kept, tracks, in_flight, max_wait }
+        let in_flight = random.choose(&[None, Some(false), Some(true)]).filter(|_| way == Way::Tracking && !is_queue);
+        Self { kept, way, shadow: random.below(3) == 0, in_flight, max_wait }
+    }
+
+    /// How long a request waits at most, and how many of them.
+    fn bounds(self, pace: Pace, places: usize) -> (u64, usize) {
+        match (self.way, pace) {
+            (Way::UntilReady, _) => (self.max_wait.unwrap_or(1_000_000), usize::MAX),
+            (_, Pace::Queue { max_waiting, .. }) => {
+                (self.max_wait.unwrap_or(1_000_000), places.min(usize::try_from(max_waiting).expect("small")))
+            }
+            _ => (self.max_wait.unwrap_or(0), places),
+        }
+    }
+
+    fn service(self, limiter: BoxLimiter<u32>, places: usize) -> CallService {
+        if self.way == Way::UntilReady {
+            let mut options = AcquireOptions::default();
+            options.max_delay = self.max_wait.map(ms);
+            return CallService::new(service_fn(move |call: Call| {
+                let limiter = limiter.clone();
+                async move {
+                    let decision = until_ready(&limiter, &call.key, options).await?;
+                    if decision.is_allowed() { Ok(Instant::now()) } else { Err("denied".into()) }
+                }
+            }));
+        }
+        let layer = layer(limiter).max_waiters(places).max_waiters_per_key(places);
+        let layer = if let Some(max_wait) = self.max_wait { layer.max_wait(ms(max_wait)) } else { layer };
+        if self.way == Way::Tracking { in_flight(layer, inner()) } else { limited(layer, inner()) }
     }
 
     fn limiter(self, algorithm: impl Algorithm, clock: TokioClock) -> BoxLimiter<u32> {
@@ -293,6 +325,10 @@ impl Beside {
         }];
         if let Some(is_first) = self.in_flight {
             limits.insert(usize::from(!is_first), of_all(InFlight::new(50)));
+        }
+        if self.shadow {
+            let limit = Limit::new("shadow", FixedWindow::new(Quota::per_second(1))).keyed_by(|key: &u32| *key);
+            limits.push(DynLimit::new(limit.shadow()));
         }
         BoxLimiter::new(Memory::builder(limits).clock(clock).build().expect("limits"))
     }
@@ -306,11 +342,6 @@ impl Beside {
 fn by_the_rules(pace: Pace, max_wait: u64, places: usize, random: &mut Random) -> Option<(Vec<Request>, Vec<End>)> {
     let mut requests: Vec<Request> = Vec::new();
     let (mut ends, mut starts, mut waiting): (Vec<End>, Vec<u64>, Vec<usize>) = Default::default();
-    let places = if let Pace::Queue { max_waiting, .. } = pace {
-        places.min(usize::try_from(max_waiting).ok()?)
-    } else {
-        places
-    };
     let mut pause = 0_u64;
     for now in 0..20_000 {
         let mut events = 0;
@@ -335,6 +366,9 @@ fn by_the_rules(pace: Pace, max_wait: u64, places: usize, random: &mut Random) -
                 starts.push(now);
                 End::Started(now.into())
             } else if start - now > max_wait || waiting.len() >= places {
+                let waits = start - now;
+                let bounded = if waits > max_wait { waits - max_wait } else { waits };
+                requests.last_mut()?.wait = Some([waits, bounded]).filter(|_| matches!(pace, Pace::Bucket { .. }));
                 End::Refused(now.into())
             } else {
                 waiting.push(requests.len() - 1);
@@ -350,17 +384,29 @@ fn by_the_rules(pace: Pace, max_wait: u64, places: usize, random: &mut Random) -
     waiting.is_empty().then_some((requests, ends))
 }
 
-/// A rejection names the limit, states that nothing remains, and states the times as of now.
-fn check_rejection(rejection: &BoxError, clock: TokioClock) {
+/// A rejection names the limit, states that nothing remains, and states the times as of now. If no request may wait, it has
+/// the limiter's own numbers.
+fn check_rejection(rejection: &BoxError, clock: TokioClock, limiter: Option<&BoxLimiter<u32>>, request: Request) {
     let rejected = rejection.downcast_ref::<Rejected>().expect("a rejection");
     let decision = rejected.rejection().decision().expect("over the limit");
     let status = decision.most_restrictive().expect("a limit");
     let is_denied = matches!(status.verdict(), Verdict::Denied { .. });
-    assert!(status.name() == "one" && is_denied && status.remaining() == 0, "{decision:?}");
+    assert!(status.name() == "one" && is_denied, "{decision:?}");
+    assert!(limiter.is_some() || status.remaining() == 0, "{decision:?}");
     let wait = decision.retry_after().expect("a wait");
+    assert!(
+        decision.is_estimate()
+            || request.wait.is_none_or(|waits| wait == ms(waits[usize::from(decision.supports_scheduling())])),
+        "{request:?}: {decision:?}"
+    );
     assert!(decision.decided_at() == clock.now() && status.reset() >= wait, "{:?}: {decision:?}", clock.now());
     let listed = decision.limits().iter().find(|status| status.name() == "one").expect("the limit");
     assert_eq!(listed, status, "{decision:?}");
+    if let Some(limiter) = limiter.filter(|_| request.wait.is_some()) {
+        let peeked = limiter.peek(&request.call.key, AcquireOptions::default()).try_ready().expect("memory");
+        let unchanged = peeked.expect("a decision").most_restrictive().map(LimitStatus::snapshot);
+        assert_eq!(unchanged, Some(status.snapshot()));
+    }
 }
 
 /// The law: every request of a random trace ends as the rules say, to the millisecond.
@@ -371,18 +417,16 @@ async fn requests_of_random_traces_end_as_the_rules_say() {
         let mut random = Random::new(seed);
         let pace = Pace::random(&mut random);
         let beside = Beside::random(&mut random, pace);
-        let places = random.choose(&[0, 1, 3, 50]);
-        let max_wait = beside.max_wait.unwrap_or(1_000_000);
+        let set_places = random.choose(&[0, 1, 3, 50]);
+        let (max_wait, places) = beside.bounds(pace, set_places);
         let Some((sent, expected)) = by_the_rules(pace, max_wait, places, &mut random) else { continue };
         let clock = TokioClock::new();
-        let layer = layer(pace.limiter(beside, clock)).max_waiters(places).max_waiters_per_key(places);
-        let layer = if let Some(max_wait) = beside.max_wait { layer.max_wait(ms(max_wait)) } else { layer };
-        let service = if beside.tracks { in_flight(layer, inner()) } else { limited(layer, inner()) };
-        // If no request may wait, a rejection has the limiter's own numbers.
-        let waits = max_wait > 0 && places > 0;
-        let check = move |rejection: &BoxError| {
-            if waits {
-                check_rejection(rejection, clock);
+        let limiter = pace.limiter(beside, clock);
+        let service = beside.service(limiter.clone(), set_places);
+        let limiter = Some(limiter).filter(|_| max_wait == 0 || places == 0);
+        let check = move |rejection: &BoxError, request: Request| {
+            if beside.way != Way::UntilReady {
+                check_rejection(rejection, clock, limiter.as_ref(), request);
             }
         };
         let ends = run_checked(service, sent.clone(), check).await;

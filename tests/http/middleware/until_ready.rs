@@ -1,4 +1,5 @@
-//! Waiting without the middleware: `until_ready`, `LimitedStream` and `LimitedSink`, in paused time.
+//! Waiting without the middleware: `until_ready`, `LimitedStream` and `LimitedSink`, in paused time. `traces` has
+//! the starts of callers of one key.
 
 use std::future::poll_fn;
 use std::hash::Hash;
@@ -13,10 +14,7 @@ use tokio::time::Instant;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
 use tower_ratelimit::waiting::{LimitedSink, LimitedSinkError, LimitedStream, until_ready};
-use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Error, FixedWindow, Gcra, LeakyQueue, Limiter, ManualClock, Quota, SlidingLog,
-    TokioClock,
-};
+use tower_ratelimit::{AcquireOptions, BoxLimiter, Error, FixedWindow, Gcra, Limiter, ManualClock, Quota, TokioClock};
 
 use crate::load::{of_all, several};
 use crate::support::{self, boxed, spawn};
@@ -25,38 +23,6 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn memory<Key: Hash + ?Sized + 'static>(algorithm: impl Algorithm) -> BoxLimiter<Key> {
     support::memory(algorithm, TokioClock::new())
-}
-
-/// The starts of six concurrent callers, in order.
-async fn starts(algorithm: impl Algorithm) -> Vec<u128> {
-    starts_of(memory(algorithm)).await
-}
-
-async fn starts_of(limiter: BoxLimiter<str>) -> Vec<u128> {
-    let started = Instant::now();
-    let callers = (0..6).map(|_| {
-        let limiter = limiter.clone();
-        spawn(async move {
-            let decision = until_ready(&limiter, "a", AcquireOptions::default()).await.expect("a decision");
-            assert!(decision.is_allowed());
-            started.elapsed().as_millis()
-        })
-    });
-    let mut starts = Vec::new();
-    for caller in callers.collect::<Vec<_>>() {
-        starts.push(caller.await.expect("no panic"));
-    }
-    starts.sort_unstable();
-    starts
-}
-
-#[tokio::test(start_paused = true)]
-async fn until_ready_waits_for_each_algorithm_as_it_admits() {
-    assert_eq!(starts(Gcra::new(Quota::per_second(10)).burst(2)).await, [0, 0, 100, 200, 300, 400]);
-    assert_eq!(starts(FixedWindow::new(Quota::per_second(2))).await, [0, 0, 1000, 1000, 2000, 2000]);
-    assert_eq!(starts(SlidingLog::new(Quota::per_second(3))).await, [0, 0, 0, 1000, 1000, 1000]);
-    // Two may wait. A caller beyond the queue asks again when the queue has a place.
-    assert_eq!(starts(LeakyQueue::new(Quota::per_second(10)).max_waiting(2)).await, [0, 100, 200, 300, 400, 500]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,22 +126,6 @@ async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() 
     tokio::time::sleep(30 * SECOND).await;
     let started = started.each_ref().map(|started| started.load(Ordering::Relaxed));
     assert!(started.iter().all(|started| (400..=600).contains(started)), "{started:?} of 1500");
-}
-
-/// Callers that give up after 0.7 s, one after another, at one start a second. None of them keeps the start that it did not
-/// use.
-#[tokio::test(start_paused = true)]
-async fn callers_that_leave_lose_no_start() {
-    let limiter = memory(Gcra::new(Quota::per_second(1)).burst(1));
-    let (mut served, started) = (0, Instant::now());
-    for _ in 0..60 {
-        let call = until_ready(&limiter, "a", 1);
-        served += usize::from(tokio::time::timeout(Duration::from_millis(700), call).await.is_ok());
-    }
-    let lasted = started.elapsed().as_secs();
-    assert!(served as u64 + 1 >= lasted && served >= 28, "{served} in {lasted} s");
-    let (after, _) = (Instant::now(), until_ready(&limiter, "a", 1).await.expect("a decision"));
-    assert!(after.elapsed() <= SECOND, "the next caller waits for {:?}", after.elapsed());
 }
 
 /// The callers of several keys below one limit wait in one queue: the first one that comes, starts first.

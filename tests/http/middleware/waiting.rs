@@ -10,10 +10,10 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt as _};
-use tower_ratelimit::response::{BoxError, Rejected};
+use tower_ratelimit::response::{BoxError, Rejected, Rejection};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, TokenBucket,
-    TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
+    TokenBucket, TokioClock, Verdict,
 };
 use tower_test::mock;
 
@@ -51,11 +51,6 @@ fn send(
 ) -> task::Spawn<impl Future<Output = Result<usize, BoxError>> + use<>> {
     assert_ready_ok!(service.poll_ready());
     task::spawn(service.call(request))
-}
-
-fn retry_after_of(error: &BoxError) -> Duration {
-    let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-    rejected.rejection().retry_after().expect("a wait")
 }
 
 #[tokio::test(start_paused = true)]
@@ -210,38 +205,26 @@ async fn forwarded_request_stays_charged_after_waiting() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn max_waiters_bounds_the_waiting_requests_of_a_layer() {
-    let (limiter, pool) = (one_a_second(), Pool::new(9));
-    let layer = waiting(&limiter).max_waiters(2).max_waiters_per_key(2);
-    // All services of a layer share `max_waiters`.
-    let mut service = mock::Spawn::new(layer.layer(pool.service()));
-    let mut other = mock::Spawn::new(layer.clone().layer(pool.service()));
-    drop(send(&mut service, TestRequest::new("a")));
-    let first = send(&mut service, TestRequest::new("a"));
-    let second = send(&mut other, TestRequest::new("a"));
-    let mut third = send(&mut service, TestRequest::new("a"));
-    assert_eq!(retry_after_of(&assert_ready_err!(third.poll())), 3 * SECOND, "the time until its start");
-    assert_eq!(next_delay(&limiter), SECOND, "waiting requests are not charged");
-    assert_ready_ok!(send(&mut service, TestRequest::new("b")).poll());
-
-    drop(second);
-    let mut third = send(&mut other, TestRequest::new("a"));
-    assert_pending!(third.poll());
-    assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
-    drop(first);
-}
-
 /// Without a timer the server is misconfigured. The request is not charged.
 #[test]
-fn delayed_request_is_rejected_outside_of_a_runtime() {
-    let (limiter, pool) = (memory(Gcra::new(Quota::per_second(1)).burst(1), ManualClock::new()), Pool::new(1));
-    let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
-    assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
-    let error = assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
-    assert!(error.downcast_ref::<Rejected>().expect("the limiter's error").rejection().is_misconfigured());
-    assert_eq!(next_delay(&limiter), SECOND);
-    assert_eq!(pool.free(), 1);
+fn delayed_request_without_a_timer_is_rejected() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    for is_in_runtime in [false, true] {
+        let _entered = is_in_runtime.then(|| runtime.enter());
+        let (gcra, queue) = (Gcra::new(Quota::per_second(1)).burst(1), LeakyQueue::new(Quota::per_second(1)));
+        for limiter in [memory(gcra, ManualClock::new()), memory(queue.max_waiting(5), ManualClock::new())] {
+            let pool = Pool::new(1);
+            let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
+            assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
+            let error = assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
+            let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
+            assert!(rejected.rejection().is_misconfigured());
+            let Rejection::Unavailable(cause) = rejected.rejection() else { panic!("{rejected:?}") };
+            assert!(cause.to_string().contains("no tokio runtime with a timer"), "{cause}");
+            assert_eq!(rejected.to_string(), "server misconfigured");
+            assert_eq!((next_delay(&limiter), pool.free()), (SECOND, 1));
+        }
+    }
 }
 
 /// Returns the starts of requests that arrive together, in milliseconds.

@@ -141,6 +141,8 @@ async fn run(
     }
     drop(service);
     let usage = counts.peek(&(), AcquireOptions::default().detail(Detail::All)).await.expect("a decision");
+    let streams = usage.limits().iter().find(|limit| limit.name() == "streams");
+    assert!(streams.is_none_or(|streams| streams.remaining() == streams.limit()), "{places:?}: {streams:?}");
     let usage = usage.limits().iter().find(|limit| limit.name() == "cost").expect("listed");
     let seen = *seen.lock().expect("no panic");
     (seen, usage.limit() - usage.remaining())

@@ -63,17 +63,6 @@ proptest! {
     }
 }
 
-/// The clock steps back by more than the time to full after a release: the next charge still counts.
-#[test]
-fn charge_counts_after_a_release_and_a_clock_step_back() {
-    let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 1 }]], 10_000_000);
-    subject.apply(Op::Hold(AcquireOptions::default()));
-    subject.apply(Op::Settle { which: 0, actual: 0 });
-    subject.set_clock(8_000_000);
-    assert_eq!(subject.acquire(AcquireOptions::default()).remaining(), Some(0));
-    assert_eq!(subject.acquire(AcquireOptions::default()).retry_after(), Some(Duration::from_secs(1)));
-}
-
 /// No state counts for longer than 200 years, however slow the new quota is.
 #[test]
 fn reset_is_at_most_200_years_after_a_change_of_quota() {
@@ -83,17 +72,6 @@ fn reset_is_at_most_200_years_after_a_change_of_quota() {
     let _ = subject.acquire(AcquireOptions::cost(1_000_000));
     subject.apply(Op::Tier(1));
     assert!(subject.peek(AcquireOptions::default()).reset() <= Some(ticks(MAX_PERIOD)));
-}
-
-/// A hold of 0 can be settled at more, even at time 0.
-#[test]
-fn hold_of_zero_is_settled_at_more() {
-    for start in [0, 1] {
-        let mut subject = Subject::new(&[vec![Spec::Bucket { quota: Quota::per_second(1), burst: 3 }]], start);
-        assert_eq!(subject.acquire(AcquireOptions::cost(0).hold()).verdict(), Verdict::Allowed);
-        subject.apply(Op::Settle { which: 0, actual: 2 });
-        assert_eq!(subject.peek(AcquireOptions::default()).remaining(), Some(1), "started at {start}");
-    }
 }
 
 /// The debt is above 2^64, in parts of a tick.

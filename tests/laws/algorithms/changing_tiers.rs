@@ -8,118 +8,80 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::{
-    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, Timestamp,
-    TokenBucket, Verdict,
+    AcquireOptions, Detail, FixedWindow, Gcra, LeakyBucket, LeakyQueue, LimitSnapshot, Quota, SlidingLog, TokenBucket,
+    Verdict,
 };
 
 use crate::cases;
 use crate::harness::{Subject, aligned, sliding_window};
 use crate::model::Spec;
+use crate::retry;
 use crate::schedule::{Op, blocks, log_uniform, start};
 use crate::span::{micros, ticks};
 
-proptest! {
-    #![proptest_config(cases(30))]
+/// Checks the times in decisions of tiers of one algorithm.
+macro_rules! exact {
+    ($($name:ident: $tiers:expr, |$tier:pat_param| $algorithm:expr;)+) => {
+        proptest! {
+            #![proptest_config(cases(30))]
+            $(#[test]
+            fn $name(tiers in $tiers, start in start(), moves in moves()) {
+                assert_exact(&tiers.into_iter().map(|$tier| $algorithm).collect::<Vec<_>>(), start, &moves)?;
+            })+
+        }
+    };
+}
 
-    #[test]
-    fn retry_after_is_exact_with_changing_tiers_gcra(
-        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
-    ) {
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| Gcra::new(quota).burst(burst)).collect();
-        assert_exact(&tiers, start, &moves)?;
-    }
+exact! {
+    retry_after_is_exact_with_changing_tiers_gcra: buckets(), |(quota, burst)| Gcra::new(quota).burst(burst);
+    retry_after_is_exact_with_changing_tiers_token_bucket:
+        buckets(), |(quota, burst)| TokenBucket::new(quota).burst(burst);
+    retry_after_is_exact_with_changing_tiers_leaky_bucket:
+        buckets(), |(quota, burst)| LeakyBucket::new(quota).burst(burst);
+    retry_after_is_exact_with_changing_tiers_leaky_queue:
+        buckets(), |(quota, burst)| LeakyQueue::new(quota).max_waiting(burst - 1);
+    retry_after_is_exact_with_changing_tiers_fixed_window: vec(fixed_window(), 2..=3), |window| window;
+    retry_after_is_exact_with_changing_tiers_sliding_window: vec(ring(), 2..=6), |ring| sliding_window(ring);
+    retry_after_is_exact_with_changing_tiers_sliding_log: vec(quota(), 2..=3), |quota| SlidingLog::new(quota);
+}
 
-    #[test]
-    fn retry_after_is_exact_with_changing_tiers_token_bucket(
-        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
-    ) {
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| TokenBucket::new(quota).burst(burst)).collect();
-        assert_exact(&tiers, start, &moves)?;
-    }
+/// Checks the bound of the last tier of one algorithm: the quota, and what its period admits.
+macro_rules! bounded {
+    ($($name:ident: $tiers:expr, |$tier:pat_param| $algorithm:expr, |$last:pat_param| $bound:expr;)+) => {
+        proptest! {
+            #![proptest_config(cases(30))]
+            $(#[test]
+            fn $name(tiers in $tiers, start in start(), moves in moves(), attack in attack()) {
+                let bound = tiers.last().map(|&$last| $bound).expect("a tier");
+                let tiers: Vec<_> = tiers.into_iter().map(|$tier| $algorithm).collect();
+                assert_bounded(&tiers, bound, start, &moves, &attack)?;
+            })+
+        }
+    };
+}
 
-    #[test]
-    fn retry_after_is_exact_with_changing_tiers_leaky_bucket(
-        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(),
-    ) {
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| LeakyBucket::new(quota).burst(burst)).collect();
-        assert_exact(&tiers, start, &moves)?;
-    }
+bounded! {
+    bound_holds_after_the_last_change_of_tier_gcra:
+        buckets(), |(quota, burst)| Gcra::new(quota).burst(burst),
+        |(quota, burst)| (quota, (burst + quota.limit()).saturating_sub(1));
+    bound_holds_after_the_last_change_of_tier_leaky_queue:
+        buckets(), |(quota, burst)| LeakyQueue::new(quota).max_waiting(burst - 1),
+        |(quota, _)| (quota, quota.limit() + 1);
+    bound_holds_after_the_last_change_of_tier_fixed_window: vec(fixed_window(), 2..=3), |window| window, |window| {
+        let (quota, is_aligned) = (window.quota(), window != FixedWindow::new(window.quota()));
+        (quota, (2 * quota.limit()).saturating_sub(u64::from(!is_aligned)))
+    };
+    bound_holds_after_the_last_change_of_tier_sliding_window: vec(ring(), 2..=6), |ring| sliding_window(ring), |ring| {
+        let Spec::SlidingWindow { quota, weighted, .. } = ring else { panic!("{ring:?}") };
+        (quota, if weighted { (2 * quota.limit()).saturating_sub(1) } else { quota.limit() })
+    };
+    bound_holds_after_the_last_change_of_tier_sliding_log:
+        vec(quota(), 2..=3), |quota| SlidingLog::new(quota), |quota| (quota, quota.limit());
+}
 
-    #[test]
-    fn retry_after_is_exact_with_changing_tiers_leaky_queue(
-        tiers in vec((quota(), 0u64..20), 2..=3), start in start(), moves in moves(),
-    ) {
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, max)| LeakyQueue::new(quota).max_waiting(max)).collect();
-        assert_exact(&tiers, start, &moves)?;
-    }
-
-    #[test]
-    fn retry_after_is_exact_with_changing_tiers_fixed_window(
-        tiers in vec(fixed_window(), 2..=3), start in start(), moves in moves(),
-    ) {
-        assert_exact(&tiers, start, &moves)?;
-    }
-
-    #[test]
-    fn retry_after_is_exact_with_changing_tiers_sliding_window(
-        tiers in vec(ring(), 2..=6), start in start(), moves in moves(),
-    ) {
-        assert_exact(&tiers.into_iter().map(sliding_window).collect::<Vec<_>>(), start, &moves)?;
-    }
-
-    #[test]
-    fn retry_after_is_exact_with_changing_tiers_sliding_log(
-        tiers in vec(quota(), 2..=3), start in start(), moves in moves(),
-    ) {
-        assert_exact(&tiers.into_iter().map(SlidingLog::new).collect::<Vec<_>>(), start, &moves)?;
-    }
-
-    #[test]
-    fn bound_holds_after_the_last_change_of_tier_gcra(
-        tiers in vec((quota(), 1u64..20), 2..=3), start in start(), moves in moves(), attack in attack(),
-    ) {
-        let bucket = tiers.last().map(|&(quota, burst)| (quota, (burst + quota.limit()).saturating_sub(1)));
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, burst)| Gcra::new(quota).burst(burst)).collect();
-        assert_bounded(&tiers, bucket.expect("a tier"), start, &moves, &attack)?;
-    }
-
-    #[test]
-    fn bound_holds_after_the_last_change_of_tier_leaky_queue(
-        tiers in vec((quota(), 0u64..20), 2..=3), start in start(), moves in moves(), attack in attack(),
-    ) {
-        let queue = tiers.last().map(|&(quota, _)| (quota, quota.limit() + 1)).expect("a tier");
-        let tiers: Vec<_> = tiers.into_iter().map(|(quota, max)| LeakyQueue::new(quota).max_waiting(max)).collect();
-        assert_bounded(&tiers, queue, start, &moves, &attack)?;
-    }
-
-    #[test]
-    fn bound_holds_after_the_last_change_of_tier_fixed_window(
-        tiers in vec(fixed_window(), 2..=3), start in start(), moves in moves(), attack in attack(),
-    ) {
-        let window = tiers.last().expect("a tier");
-        let is_aligned = *window != FixedWindow::new(window.quota());
-        let max = (2 * window.quota().limit()).saturating_sub(u64::from(!is_aligned));
-        assert_bounded(&tiers, (window.quota(), max), start, &moves, &attack)?;
-    }
-
-    #[test]
-    fn bound_holds_after_the_last_change_of_tier_sliding_window(
-        tiers in vec(ring(), 2..=6), start in start(), moves in moves(), attack in attack(),
-    ) {
-        let Some(&Spec::SlidingWindow { quota, weighted, .. }) = tiers.last() else { panic!("there is a tier") };
-        let max = if weighted { (2 * quota.limit()).saturating_sub(1) } else { quota.limit() };
-        let tiers: Vec<_> = tiers.into_iter().map(sliding_window).collect();
-        assert_bounded(&tiers, (quota, max), start, &moves, &attack)?;
-    }
-
-    #[test]
-    fn bound_holds_after_the_last_change_of_tier_sliding_log(
-        tiers in vec(quota(), 2..=3), start in start(), moves in moves(), attack in attack(),
-    ) {
-        let quota = *tiers.last().expect("a tier");
-        let tiers: Vec<_> = tiers.into_iter().map(SlidingLog::new).collect();
-        assert_bounded(&tiers, (quota, quota.limit()), start, &moves, &attack)?;
-    }
+/// Generates quotas and bursts.
+fn buckets() -> impl Strategy<Value = Vec<(Quota, u64)>> {
+    vec((quota(), 1u64..20), 2..=3)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -200,53 +162,17 @@ fn assert_exact<A: Algorithm + Copy>(tiers: &[A], start: u64, moves: &[Move]) ->
         let cost = previous.limit / 2 + 1;
         for tier in 0..tiers.len() {
             subject.apply(Op::Tier(tier));
-            if !ends_in_time(&subject) {
+            if !retry::ends_in_time(&subject) {
                 return Ok(());
             }
             for cost in [1, 2, cost, snapshot(&subject).limit, snapshot(&subject).limit + 1] {
-                assert_exact_for(&subject, AcquireOptions::cost(cost))?;
-                assert_exact_for(&subject, AcquireOptions::cost(cost).max_delay(ticks(0)))?;
+                retry::assert_exact(&subject, AcquireOptions::cost(cost))?;
+                retry::assert_exact(&subject, AcquireOptions::cost(cost).max_delay(ticks(0)))?;
             }
             assert_snapshot_exact(&subject)?;
         }
         subject.apply(Op::Tier(tier));
         previous = snapshot(&subject);
-    }
-    Ok(())
-}
-
-/// Whether the key is idle again before the end of the clock.
-fn ends_in_time(subject: &Subject) -> bool {
-    Timestamp::from_micros(subject.now()).saturating_add(snapshot(subject).reset + ticks(1 << 41)) < Timestamp::MAX
-}
-
-fn assert_exact_for(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
-    let now = subject.now();
-    let allowed_at = |time: u64, options: AcquireOptions| subject.peek_at(time, options).is_allowed();
-    match subject.peek(options).verdict() {
-        Verdict::Denied { retry_after } => {
-            let at = now + micros(retry_after);
-            prop_assert!(at > now, "{options:?} at {now}: the retry is immediate");
-            prop_assert!(allowed_at(at, options), "{options:?} at {now}: denied at {at} too");
-            prop_assert!(!allowed_at(at - 1, options), "{options:?} at {now}: allowed one microsecond before {at}");
-            prop_assert!(
-                !allowed_at(now + micros(retry_after) / 2, options),
-                "{options:?} at {now}: allowed long before {at}"
-            );
-            for later in [1, 100, 10_000, 1 << 40] {
-                prop_assert!(allowed_at(at + later, options), "{options:?} at {now}: denied {later} after {at}");
-            }
-        }
-        Verdict::AllowedAfter(delay) => {
-            let (at, at_once) = (now + micros(delay), AcquireOptions::cost(options.cost).max_delay(ticks(0)));
-            prop_assert!(allowed_at(at, at_once), "{options:?} at {now}: delayed beyond {at}");
-            prop_assert!(!allowed_at(at - 1, at_once), "{options:?} at {now}: allowed before {at}");
-        }
-        Verdict::ExceedsLimit => prop_assert!(options.cost > snapshot(subject).limit),
-        Verdict::Allowed => {
-            let min = options.cost.min(1);
-            prop_assert!(allowed_at(now, AcquireOptions::cost(min)), "{options:?} at {now}: a cost of {min} is denied");
-        }
     }
     Ok(())
 }

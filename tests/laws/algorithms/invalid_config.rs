@@ -76,16 +76,26 @@ fn invalid_quota_texts_are_errors() {
     assert!(QuotaError::UnknownUnit.to_string().contains("us, ms, s, min, h, d or w"));
 }
 
+/// A constructor without `try` panics with the error of the one with it.
 #[test]
-#[should_panic(expected = "invalid burst: 0")]
-fn burst_setter_panics_when_the_burst_is_zero() {
-    let _ = Gcra::new(Quota::per_second(1)).burst(0);
-}
-
-#[test]
-#[should_panic(expected = "invalid quota: in lowest terms")]
-fn gcra_constructor_panics_when_the_quota_is_too_fine() {
-    let _ = Gcra::new(Quota::per_day(999_999_937));
+fn constructors_and_setters_panic_with_the_error() {
+    let second = Quota::per_second(1);
+    let panics: [(fn(Quota), &str); 8] = [
+        (|quota| _ = Gcra::new(quota).burst(0), "invalid burst: 0"),
+        (|_| _ = Gcra::new(Quota::per_day(999_999_937)), "invalid quota: in lowest terms"),
+        (|quota| _ = LeakyQueue::new(quota).max_waiting(u64::MAX), "the maximum is 2^53"),
+        (|_| _ = SlidingLog::new(Quota::per_day(1_000_001)), "a sliding log stores every hit"),
+        (|_| _ = InFlight::new(1 << 53), "`max` must be below 2^53"),
+        (|_| _ = InFlight::new(1).max_duration(Duration::ZERO), "from 1 us up to 200 years"),
+        (|_| _ = InFlight::new(1).max_duration(ticks(MAX_PERIOD + 1)), "from 1 us up to 200 years"),
+        (|quota| _ = Memory::<u64, _>::new((Gcra::new(quota), Gcra::new(quota))), "two limits are named \"default\""),
+    ];
+    for (construct, text) in panics {
+        let panic = std::panic::catch_unwind(|| construct(second)).expect_err(text);
+        let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        let message = message.expect("a message");
+        assert!(message.contains(text), "{message} does not contain {text:?}");
+    }
 }
 
 #[test]
@@ -226,13 +236,6 @@ fn invalid_limiters_are_errors() {
     assert!(Memory::<u64, _>::builder((named("a"), named("b"))).max_keys(1).build().is_ok());
 }
 
-#[test]
-#[should_panic(expected = "two limits are named \"default\"")]
-fn memory_constructor_panics_when_two_limits_have_one_name() {
-    let gcra = Gcra::new(Quota::per_second(1));
-    let _ = Memory::<u64, _>::new((gcra, gcra));
-}
-
 fn assert_config_error<T: std::fmt::Debug>(built: Result<T, Error>, text: &str) {
     let error = built.expect_err("invalid settings");
     assert!(error.is_config(), "{error:?}");
@@ -256,12 +259,6 @@ fn suggested_in(error: &Error) -> Quota {
     let message = error.to_string();
     let (_, quota) = message.split_once("the nearest valid quota is ").expect("the message suggests a quota");
     quota.parse().expect("the suggestion is in the text form")
-}
-
-#[test]
-#[should_panic(expected = "the maximum is 2^53")]
-fn queue_setter_panics_when_too_many_may_wait() {
-    let _ = LeakyQueue::new(Quota::per_second(1)).max_waiting(u64::MAX);
 }
 
 #[test]
@@ -293,12 +290,6 @@ fn sliding_log_accepts_limits_up_to_a_million() {
         let quota = Quota::per_day(limit);
         assert_eq!(SlidingLog::try_new(quota).ok(), is_valid.then(|| SlidingLog::new(quota)));
     }
-}
-
-#[test]
-#[should_panic(expected = "a sliding log stores every hit")]
-fn sliding_log_constructor_panics_when_the_limit_is_too_large() {
-    let _ = SlidingLog::new(Quota::per_day(1_000_001));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod algorithm_ext;
 mod bounds;
+mod broken_holds;
 mod bucket;
 mod calendar;
 mod carry_over;

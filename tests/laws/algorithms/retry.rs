@@ -59,13 +59,13 @@ fn assert_all_exact(
 }
 
 /// Whether the key is idle before the end of the clock.
-fn ends_in_time(subject: &Subject) -> bool {
+pub(crate) fn ends_in_time(subject: &Subject) -> bool {
     let decision = subject.peek(AcquireOptions::default().detail(Detail::All));
     let longest = decision.limits().iter().map(LimitStatus::reset).max().unwrap_or_default();
     Timestamp::from_micros(subject.now()).saturating_add(longest + ticks(1 << 41)) < Timestamp::MAX
 }
 
-fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
+pub(crate) fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCaseError> {
     let now = subject.now();
     let allowed_at = |time: u64, options: AcquireOptions| subject.peek_at(time, options).is_allowed();
     match subject.peek(options).verdict() {
@@ -74,7 +74,11 @@ fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCa
             prop_assert!(retry_at > now, "{options:?} at {now} the retry is immediate");
             prop_assert!(allowed_at(retry_at, options), "{options:?} at {now}: denied at {retry_at} too");
             prop_assert!(!allowed_at(retry_at - 1, options), "{options:?} at {now}: allowed before {retry_at}");
-            for later in [1, 1_000, 1 << 40] {
+            prop_assert!(
+                !allowed_at(now + micros(retry_after) / 2, options),
+                "{options:?} at {now}: allowed long before {retry_at}"
+            );
+            for later in [1, 100, 10_000, 1 << 40] {
                 prop_assert!(
                     allowed_at(retry_at + later, options),
                     "{options:?} at {now}: denied {later} after {retry_at}"
@@ -83,8 +87,8 @@ fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCa
         }
         Verdict::AllowedAfter(delay) => {
             let start = now + micros(delay);
-            let immediate = AcquireOptions::cost(options.cost);
-            prop_assert!(options.max_delay.is_some_and(|max_delay| delay <= max_delay), "{delay:?} for {options:?}");
+            let immediate = AcquireOptions::cost(options.cost).max_delay(ticks(0));
+            prop_assert!(options.max_delay.is_none_or(|max_delay| delay <= max_delay), "{delay:?} for {options:?}");
             prop_assert!(allowed_at(start, immediate), "{options:?} at {now}: denied at its start, {start}");
             prop_assert!(!allowed_at(start - 1, immediate), "{options:?} at {now}: allowed before its start, {start}");
         }
@@ -92,7 +96,10 @@ fn assert_exact(subject: &Subject, options: AcquireOptions) -> Result<(), TestCa
             !allowed_at(now + (1 << 60), options),
             "{options:?} at {now} does not exceed the limit for ever"
         ),
-        Verdict::Allowed => {}
+        Verdict::Allowed => {
+            let min = options.cost.min(1);
+            prop_assert!(allowed_at(now, AcquireOptions::cost(min)), "{options:?} at {now}: a cost of {min} is denied");
+        }
     }
     Ok(())
 }

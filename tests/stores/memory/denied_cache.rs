@@ -80,6 +80,14 @@ async fn cached_denial_expires_after_max_age() {
     let repeated = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
     assert_eq!(repeated.retry_after(), Some(Duration::from_millis(900)));
     assert_eq!(calls.load(Ordering::Relaxed), 3);
+    // The denial of a cost above the limit, too.
+    for calls_before in [3, 4] {
+        assert_eq!(calls.load(Ordering::Relaxed), calls_before);
+        for _ in 0..2 {
+            assert!(acquire(&limiter, 2, AcquireOptions::cost(4)).await.decision.exceeds_limit());
+        }
+        clock.advance(Duration::from_millis(100));
+    }
 }
 
 #[tokio::test]
@@ -102,18 +110,6 @@ async fn exceeded_limit_is_answered_from_the_cache() {
     clock.advance(Duration::from_micros(1));
     assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
     assert_eq!(calls.load(Ordering::Relaxed), 3);
-}
-
-#[tokio::test]
-async fn cached_exceeded_limit_expires_after_max_age() {
-    let clock = ManualClock::new();
-    let calls = Arc::new(AtomicU64::new(0));
-    let counted = Counted { limiter: per_second(3, &clock), calls: Arc::clone(&calls) };
-    let limiter = DeniedCache::with_clock(counted, 64, clock.clone()).max_age(Duration::from_millis(100));
-    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
-    clock.advance(Duration::from_millis(100));
-    assert!(acquire(&limiter, 1, AcquireOptions::cost(4)).await.decision.exceeds_limit());
-    assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test]
@@ -210,17 +206,6 @@ async fn denial_in_flight_during_clear_invalidate_or_reset_is_not_cached() {
         let repeated = acquire(&limiter, 1, AcquireOptions::default()).await.decision;
         assert_eq!(repeated.source(), DecisionSource::Store);
     }
-}
-
-/// A denied hold says nothing about a charge, which may start later.
-#[tokio::test]
-async fn denied_hold_does_not_answer_a_charge_that_accepts_a_delay() {
-    let (clock, delayed) = (ManualClock::new(), AcquireOptions::default());
-    let (limiter, _) = cached(boxed(LeakyQueue::new(Quota::per_second(1)), &clock), &clock);
-    assert!(acquire(&limiter, 1, delayed).await.decision.is_allowed());
-    assert!(!acquire(&limiter, 1, delayed.hold()).await.decision.is_allowed());
-    let charged = acquire(&limiter, 1, delayed).await.decision;
-    assert_eq!((charged.is_allowed(), charged.delay()), (true, Duration::from_secs(1)));
 }
 
 /// "The cache has a capacity of about `keys` keys."

@@ -94,7 +94,8 @@ fn seen(decision: &Decision) -> Expected {
     }
 }
 
-/// Also operators' blocks, lifted blocks and resets.
+/// Also operators' blocks, lifted blocks and resets, and with the default durations: 1 minute, 10 minutes and 1 hour,
+/// forgotten after a day.
 #[test]
 fn escalating_decides_as_the_model() {
     let (mut blocks, mut longest) = (0, 0);
@@ -103,19 +104,26 @@ fn escalating_decides_as_the_model() {
         let clock = ManualClock::new();
         let mut span = |seconds: u64| Duration::from_millis(1_000 + random.below(seconds * 1_000));
         let (window, within) = (span(20), span(60));
-        let block_for = vec![span(5), span(20) + 5 * SECOND, span(100) + 25 * SECOND];
-        let forget_after = block_for[2] + span(400);
+        let mut block_for = vec![span(5), span(20) + 5 * SECOND, span(100) + 25 * SECOND];
+        let mut forget_after = block_for[2] + span(400);
         let (limit, denials) = (1 + random.below(3), random.below(6));
-        let escalation = Escalation::new("api", Quota::new(denials, within))
-            .forget_after(Duration::from_secs(1_000_000))
-            .block_for(block_for.clone())
-            .forget_after(forget_after);
+        let mut escalation = Escalation::new("api", Quota::new(denials, within));
+        let has_default_durations = seed % 4 == 0;
+        if has_default_durations {
+            (block_for, forget_after) = (vec![MINUTE, 10 * MINUTE, 60 * MINUTE], 24 * 60 * MINUTE);
+        } else {
+            escalation = escalation.forget_after(Duration::from_secs(1_000_000)).block_for(block_for.clone());
+            escalation = escalation.forget_after(forget_after);
+        }
         let limits = boxed(Limit::new("api", FixedWindow::new(Quota::new(limit, window))), &clock);
         let limiter = Escalating::new(limits, boxed_limits(escalation.limits(), &clock), escalation);
         let mut model = Model { limit, window, denials, within, block_for, forget_after, keys: HashMap::new() };
         for step in 0..800 {
             clock.advance(Duration::from_millis(match random.below(40) {
-                0 => random.below(600_000),
+                0 if !has_default_durations => random.below(600_000),
+                0..4 if has_default_durations => {
+                    [700_000, 4_000_000, 100_000_000][random.index(3)] / 9 * random.below(10)
+                }
                 1..10 => random.below(5_000),
                 _ => random.below(100),
             }));
@@ -184,39 +192,6 @@ fn escalation_serves_a_client_that_waits_for_retry_after() {
         }
     }
     assert!(waits > 400 && floods > 400, "{waits} waits, {floods} blocked requests of another client");
-}
-
-fn flooded(clock: &ManualClock, escalation: &Escalation) -> impl Fn() -> Decision + use<> {
-    let limits = boxed(Limit::new("api", FixedWindow::new(Quota::per_second(1))), clock);
-    let limiter = Escalating::new(limits, boxed_limits(escalation.limits(), clock), escalation.clone());
-    move || acquire(&limiter, "mallory")
-}
-
-/// By default for 1 minute, 10 minutes and 1 hour, and from the start a day after the last block.
-#[test]
-fn escalation_blocks_longer_each_time_and_is_forgotten_after_a_day() {
-    let clock = ManualClock::new();
-    let request = flooded(&clock, &Escalation::new("api", Quota::per_minute(3)));
-    let block = |minutes: u64| {
-        assert!(request().is_allowed());
-        for _ in 0..3 {
-            assert_eq!(seen(&request()), Expected::Denied(SECOND, None));
-        }
-        for _ in 0..5 {
-            let expected = Expected::Denied(Duration::from_secs(60 * minutes), Some(BlockReason::Escalation));
-            assert_eq!(seen(&request()), expected);
-        }
-        clock.advance(Duration::from_secs(60 * minutes));
-    };
-    for minutes in [1, 10, 60, 60] {
-        block(minutes);
-    }
-    // 23 hours and 59 minutes after the last block has begun.
-    clock.advance(22 * 60 * MINUTE + 59 * MINUTE);
-    block(60);
-    clock.advance(23 * 60 * MINUTE);
-    block(1);
-    block(10);
 }
 
 #[test]

@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Held, LimiterFuture};
+use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{
     AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
     SlidingWindow, Timestamp, Verdict, WhenFull,
@@ -24,28 +24,33 @@ const FLOOD: u64 = 100 * MAX_KEYS;
 const TEN: Gcra = Gcra::new(Quota::per_day(10));
 const BURST: u64 = 10;
 
-fn memory<A: Algorithm>(algorithm: A, max_keys: u64, when_full: WhenFull) -> (Memory<u64, A>, ManualClock) {
+fn memory<L: MemoryLimits<u64>>(limits: L, max_keys: u64, when_full: WhenFull) -> (Memory<u64, L>, ManualClock) {
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
     let keys = usize::try_from(max_keys).unwrap();
-    let memory = Memory::builder(algorithm).max_keys(keys).when_full(when_full).clock(clock.clone()).build();
+    let memory = Memory::builder(limits).max_keys(keys).when_full(when_full).clock(clock.clone()).build();
     (memory.unwrap(), clock)
+}
+
+/// Two limits of each key, and one of all.
+fn several() -> impl MemoryLimits<u64, Tables: Send> + 'static {
+    let all = FixedWindow::new(Quota::per_day(1 << 40));
+    (
+        Limit::new("bucket", TEN).keyed_by(|key: &u64| *key),
+        Limit::new("window", FixedWindow::new(Quota::per_day(BURST))).keyed_by(|key: &u64| *key),
+        Limit::new("all", all).keyed_by(|_: &u64| ()),
+    )
 }
 
 fn result_of<T>(reply: LimiterFuture<T>) -> Result<T, tower_ratelimit::Error> {
     reply.try_ready().expect("the memory store returns ready results")
 }
 
-/// The effect of a flood of single requests on a key at its limit and on ten keys below their limit.
-#[derive(Debug, Default, PartialEq)]
-struct FloodEffect {
-    offender_allowed: u64,
-    others_denied: u64,
-    flood_allowed: u64,
-}
-
 /// Returns the number of exhausted new keys that the table admits before a denied key is allowed.
-fn exhausted_keys_until_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> Option<u64> {
-    let (limiter, clock) = memory(algorithm, MAX_KEYS, when_full);
+fn exhausted_keys_until_allowed<L>(limits: L, when_full: WhenFull) -> Option<u64>
+where
+    L: MemoryLimits<u64, Tables: Send> + 'static,
+{
+    let (limiter, clock) = memory(limits, MAX_KEYS, when_full);
     let allows = |key: u64| limiter.check(&key, AcquireOptions::default()).is_allowed();
     (0..BURST).for_each(|_| assert!(allows(u64::MAX)));
     clock.advance(Duration::from_secs(1));
@@ -62,9 +67,11 @@ fn exhausted_keys_until_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull)
 #[test]
 fn flood_of_exhausted_keys_frees_a_denied_key_only_with_evict() {
     let window = FixedWindow::new(Quota::per_day(BURST));
-    for freed_by in
-        [exhausted_keys_until_allowed(TEN, WhenFull::Evict), exhausted_keys_until_allowed(window, WhenFull::Evict)]
-    {
+    for freed_by in [
+        exhausted_keys_until_allowed(TEN, WhenFull::Evict),
+        exhausted_keys_until_allowed(window, WhenFull::Evict),
+        exhausted_keys_until_allowed(several(), WhenFull::Evict),
+    ] {
         // The denied key is freed only when the table is full of keys with as much usage.
         let freed_by = freed_by.expect("the table evicts the first idle key of six with equal usage");
         assert!((MAX_KEYS..10 * MAX_KEYS).contains(&freed_by), "{freed_by}");
@@ -72,84 +79,14 @@ fn flood_of_exhausted_keys_frees_a_denied_key_only_with_evict() {
     for when_full in [WhenFull::Deny, WhenFull::CarryOver] {
         assert_eq!(exhausted_keys_until_allowed(TEN, when_full), None, "{when_full:?}");
         assert_eq!(exhausted_keys_until_allowed(window, when_full), None, "{when_full:?}");
+        assert_eq!(exhausted_keys_until_allowed(several(), when_full), None, "{when_full:?}");
     }
-}
-
-/// A user and a device. One limit counts by user, one by device.
-type Caller = [u64; 2];
-
-/// A flood of single requests under three limits: by user, by device, and global. Each has a table of its own.
-///
-/// Each flooding request has a new user and a new device, so both tables fill at one rate. One offender has exhausted
-/// its user limit and changes devices. The other has exhausted its device limit and changes users. A request that one
-/// limit denies is charged to no limit, so denied requests fill no table.
-fn flood_under_several_limits(when_full: WhenFull, used_by_others: u64) -> FloodEffect {
-    const ALL: u64 = 2 * FLOOD + 2000;
-    let each = (
-        Limit::new("user", TEN).keyed_by(|&[user, _]: &Caller| user),
-        Limit::new("device", FixedWindow::new(Quota::per_day(BURST))).keyed_by(|&[_, device]: &Caller| device),
-        Limit::new("all", FixedWindow::new(Quota::per_day(ALL))).keyed_by(|_: &Caller| ()),
-    );
-    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let keys = usize::try_from(MAX_KEYS).unwrap();
-    let limiter = Memory::builder(each).max_keys(keys).when_full(when_full).clock(clock.clone()).build().unwrap();
-    let mut allowed = 0;
-    let mut allows = |caller: Caller| {
-        let is_allowed = limiter.check(&caller, AcquireOptions::default()).is_allowed();
-        allowed += u64::from(is_allowed);
-        is_allowed
-    };
-    let (user, device, others) = (u64::MAX, u64::MAX, u64::MAX - 10..u64::MAX);
-    // These users and devices do not occur in the flood.
-    let stranger = |time: u64| FLOOD + 1 + time;
-    (0..BURST).for_each(|_| assert!(allows([user, 1 << 60])));
-    (0..BURST).for_each(|_| assert!(allows([1 << 60, device])));
-    clock.advance(Duration::from_secs(1));
-    for one in others.clone() {
-        (0..used_by_others).for_each(|_| assert!(allows([one, one])));
-    }
-    let mut effect = FloodEffect::default();
-    for one in 0..FLOOD {
-        effect.flood_allowed += u64::from(allows([one, one]));
-        clock.advance(Duration::from_micros(1));
-        if one % 100 == 0 {
-            effect.offender_allowed += u64::from(allows([user, stranger(one)]));
-            effect.offender_allowed += u64::from(allows([stranger(one), device]));
-        }
-        let step = FLOOD / (BURST - used_by_others);
-        if one % step == step - 1 {
-            effect.others_denied += others.clone().map(|one| u64::from(!allows([one, one]))).sum::<u64>();
-        }
-    }
-    assert_eq!(remaining_of(&limiter, &[0, 0], "all"), ALL - allowed, "the number of allowed requests");
-    effect
-}
-
-#[test]
-fn several_limits_stay_denied_under_a_flood_of_new_keys() {
-    let effect = flood_under_several_limits(WhenFull::Evict, 2);
-    assert_eq!(effect, FloodEffect { flood_allowed: FLOOD, ..FloodEffect::default() });
-}
-
-#[test]
-fn request_denied_by_one_limit_takes_no_slot_in_another() {
-    let effect = flood_under_several_limits(WhenFull::Deny, 2);
-    assert_eq!((effect.offender_allowed, effect.others_denied), (0, 0));
-    assert!(effect.flood_allowed < 3 * MAX_KEYS, "{effect:?}");
-}
-
-#[test]
-fn carry_over_applies_to_each_of_several_limits() {
-    let effect = flood_under_several_limits(WhenFull::CarryOver, 9);
-    assert_eq!(effect.offender_allowed, 0);
-    assert!(effect.flood_allowed < 25 * MAX_KEYS, "{effect:?}");
-    assert!(effect.others_denied <= 10, "{effect:?}");
 }
 
 /// Four keys for each slot repeat their requests.
-fn max_allowed<A: Algorithm>(algorithm: A, when_full: WhenFull) -> u64 {
+fn max_allowed<L: MemoryLimits<u64, Tables: Send> + 'static>(limits: L, when_full: WhenFull) -> u64 {
     let max_keys = MAX_KEYS.min(5_000);
-    let (limiter, clock) = memory(algorithm, max_keys, when_full);
+    let (limiter, clock) = memory(limits, max_keys, when_full);
     let keys = 4 * max_keys;
     let mut allowed: HashMap<u64, u64> = HashMap::new();
     let mut random = Random::new(1);
@@ -168,6 +105,7 @@ fn carry_over_never_exceeds_the_limit() {
     assert!(max_allowed(FixedWindow::new(quota), WhenFull::CarryOver) <= BURST);
     assert!(max_allowed(SlidingWindow::new(quota).blocks(4), WhenFull::CarryOver) <= BURST);
     assert!(max_allowed(SlidingLog::new(quota), WhenFull::CarryOver) <= BURST);
+    assert!(max_allowed(several(), WhenFull::CarryOver) <= BURST);
     assert!(
         max_allowed(TEN, WhenFull::Evict) > BURST,
         "`Evict` must exceed the limit, or the checks above prove nothing"
@@ -177,6 +115,7 @@ fn carry_over_never_exceeds_the_limit() {
 #[test]
 fn deny_policy_never_exceeds_the_limit() {
     assert_eq!(max_allowed(TEN, WhenFull::Deny), BURST);
+    assert_eq!(max_allowed(several(), WhenFull::Deny), BURST);
 }
 
 /// The smallest table, full of keys with this usage.

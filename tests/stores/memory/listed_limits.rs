@@ -67,7 +67,7 @@ fn decide_alike(
     [transaction, subjects @ ..]: [Decide; 3],
     reached: &mut Reached,
 ) {
-    let mut held = Vec::new();
+    let (mut held, mut last) = (Vec::new(), None);
     for step in 0..200 {
         clock.advance(Duration::from_millis(random.below(4000)));
         let key = random.below(3);
@@ -78,6 +78,10 @@ fn decide_alike(
         let hold = has_holds && random.below(3) == 0;
         let once = options.once(&*step.to_string(), 1, Duration::from_millis(1));
         let Outcome { decision: expected, held: guard, .. } = transaction(&key, once, hold);
+        // Decisions are equal exactly if their public values are.
+        if let Some(last) = last.replace(expected.clone()) {
+            assert_eq!(last == expected, format!("{last:?}") == format!("{expected:?}"), "step {step}");
+        }
         let mut guards = vec![guard];
         for subject in &subjects {
             let Outcome { decision, held, .. } = subject(&key, options, hold);

@@ -3,6 +3,8 @@
 mod admin;
 #[path = "../../laws/algorithms/algorithm_ext.rs"]
 mod algorithm_ext;
+#[path = "../../laws/algorithms/broken_holds.rs"]
+mod broken_holds;
 mod chained;
 mod check_in_flight;
 mod conditions;

@@ -205,6 +205,7 @@ async fn reservation_id_attack_takes_bounded_memory_and_no_quota_of_others() {
         let decision = limiter.hold("mallory", hold).await.expect("a decision").decision;
         allowed += u64::from(decision.is_allowed());
         assert_eq!(decision.has_too_many_ids(), !decision.is_allowed());
+        assert_eq!(decision.retry_after(), decision.has_too_many_ids().then(|| Duration::from_secs(1)));
     }
     assert_eq!(allowed, 10_000);
     assert!(limiter.hold("alice", options(100, "a")).await.expect("a decision").decision.is_allowed());

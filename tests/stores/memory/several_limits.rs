@@ -359,6 +359,13 @@ fn administer(limiter: &BoxLimiter<Call>, model: &Model, call: &Call, random: &m
     }
     if model.specs[index].applies(index, call) {
         operate(&model.plain[index], &key).expect("done");
+        if operation == 2 {
+            let peeked = ready(model.plain[index].peek(&key, 1.into()));
+            assert!(
+                peeked.is_blocked() != span.is_zero() && peeked.retry_after().unwrap_or_default() >= span,
+                "{context}"
+            );
+        }
         return done.unwrap_or_else(|error| panic!("{context}: {error}"));
     }
     // A chain returns the error of its last limiter.

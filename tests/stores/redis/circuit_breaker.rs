@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
@@ -12,6 +12,8 @@ use tower_ratelimit::observe::Event;
 use tower_ratelimit::{AcquireOptions, Gcra, Limiter, Redis, RedisServer};
 
 use crate::helpers::{AMPLE, LONG_DEADLINE, acquire};
+use crate::load::answered;
+use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::server::Server;
 
@@ -124,11 +126,7 @@ async fn breaker_closes_without_permissions_that_decisions_do_not_need() {
             assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_err());
         }
         proxy.shut(false);
-        let until = Instant::now() + LONG_DEADLINE;
-        while let Err(error) = acquire(&limiter, "alice", AcquireOptions::default()).await {
-            assert!(Instant::now() < until, "{rights:?}: {error:?}");
-            sleep(Duration::from_millis(5)).await;
-        }
+        answered(&limiter, "alice", 1).await;
     }
 }
 
@@ -166,13 +164,7 @@ fn decisions_in_block_on_go_on() {
     let builder = Redis::builder(redis, "api", Gcra::new(AMPLE)).deadline(Duration::from_millis(500));
     let (limiter, runtime): (Redis<str>, _) = (builder.build().expect("limits"), current_thread());
     let decide = || runtime.block_on(acquire(&limiter, "alice", AcquireOptions::default()));
-    let recover = |what: &str| {
-        let until = Instant::now() + LONG_DEADLINE;
-        while let Err(error) = decide() {
-            assert!(Instant::now() < until, "{what}: no recovery: {error}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
+    let recover = |what: &str| wait_until(what, || decide().is_ok());
     recover("a first connection");
     for _ in 0..3 {
         server.command(&["CLIENT", "KILL", "TYPE", "normal"]);

@@ -8,8 +8,7 @@ use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Detail, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog,
-    SlidingWindow,
+    AcquireOptions, Detail, FixedWindow, Gcra, Limit, Limiter, Quota, Redis, RedisServer, SlidingLog, SlidingWindow,
 };
 
 use crate::helpers::{LONG_DEADLINE, is_allowed, redis_limiter};
@@ -80,26 +79,6 @@ where
         }
     }
     all
-}
-
-#[test]
-fn several_processes_admit_exactly_the_quota_of_one_key() {
-    let server = Server::start();
-    let allowed = in_runtimes(PROCESSES, async |_| {
-        let limiters: [BoxLimiter<u64>; 4] = [
-            BoxLimiter::new(redis_limiter(server.open(), "gcra", Gcra::new(a_day(500)))),
-            BoxLimiter::new(redis_limiter(server.open(), "fixed", FixedWindow::new(a_day(500)))),
-            BoxLimiter::new(redis_limiter(server.open(), "sliding", SlidingWindow::new(a_day(500)))),
-            BoxLimiter::new(redis_limiter(server.open(), "log", SlidingLog::new(a_day(500)))),
-        ];
-        let mut allowed = [0; 4];
-        for (limiter, allowed) in limiters.into_iter().zip(&mut allowed) {
-            *allowed = acquire_from_many_tasks(limiter, &[7], 2).await.values().sum::<u64>();
-        }
-        allowed
-    });
-    let sums = [0, 1, 2, 3].map(|index: usize| allowed.iter().map(|of_process| of_process[index]).sum::<u64>());
-    assert_eq!(sums, [500; 4], "{} attempts each", PROCESSES * TASKS * 2);
 }
 
 #[test]
@@ -240,5 +219,5 @@ async fn dropped_limiter_answers_its_calls_and_closes_its_connection() {
         assert!(result.expect("an answer").decision.is_allowed());
     }
     // The limiter's connection closes too. Only the connection of this command remains.
-    until("one connection", || server.command(&["CLIENT", "LIST"]).matches("id=").count() == 1).await;
+    until("one connection", async || server.command(&["CLIENT", "LIST"]).matches("id=").count() == 1).await;
 }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::sleep;
 use tower_ratelimit::DecisionSource::Lease;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, LuaAlgorithm, LuaScript, Step};
 use tower_ratelimit::limiter::{Held, Outcome};
@@ -18,7 +17,9 @@ use tower_ratelimit::{
 
 use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, hold, is_allowed};
 use crate::ids::LossyServer;
+use crate::law_checks::InLua;
 use crate::leases::{self, MAX_ROUNDS, leased, step};
+use crate::load::until;
 use crate::process::wait_until;
 use crate::server::Server;
 use crate::ttl::scripts;
@@ -57,15 +58,7 @@ pub(crate) fn pass_expiries(server: &Server, clock: &ManualClock, expiry: Durati
 
 /// Waits until this much of the hundred is used, held costs included.
 async fn wait_for_usage(limiter: &impl Limiter<str>, key: &str, expected: u64) {
-    let deadline = Instant::now() + LONG_DEADLINE;
-    loop {
-        let used = used(limiter, key).await;
-        if used == expected {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{used} used, not {expected}");
-        sleep(Duration::from_millis(10)).await;
-    }
+    until("the usage", async || used(limiter, key).await == expected).await;
 }
 
 /// Holds in a runtime that is then shut down, like a killed process: the hold is neither renewed nor settled.
@@ -242,11 +235,7 @@ async fn concurrent_first_holds_share_few_entries() {
     // Each entry has 40 bytes.
     assert!(length(&server) <= 88 + 5 * 40, "{} bytes", length(&server));
     drop(held);
-    let deadline = Instant::now() + LONG_DEADLINE;
-    while length(&server) > 48 {
-        assert!(Instant::now() < deadline, "{} bytes", length(&server));
-        sleep(Duration::from_millis(10)).await;
-    }
+    until("no entry", async || length(&server) <= 48).await;
     let remaining = limiter.peek("alice", AcquireOptions::cost(0)).await.expect("an answer").remaining();
     assert_eq!(remaining, Some(700), "dropped guards settle their whole cost once");
 }
@@ -291,11 +280,7 @@ async fn hold_that_is_dropped_before_its_reply_keeps_the_fixed_cost_at_most() {
     drop(limiter.hold("alice", AcquireOptions::cost(100)));
     let held = limiter.hold("alice", AcquireOptions::cost(1));
     held.await.expect("an answer").held.expect("allowed").release().await.expect("done");
-    let deadline = Instant::now() + LONG_DEADLINE;
-    while remaining().await[1] != 1000 {
-        assert!(Instant::now() < deadline, "the tokens are released");
-        sleep(Duration::from_millis(10)).await;
-    }
+    until("the release of the tokens", async || remaining().await[1] == 1000).await;
     assert!((7..=8).contains(&remaining().await[0]));
 }
 
@@ -435,44 +420,13 @@ async fn hold_expires_in_time_after_a_clock_step_back() {
     drop(held);
 }
 
-/// The fixed window under another script version, which has another name in keys.
-#[derive(Clone, Copy, Debug)]
-struct OtherVersion(FixedWindow);
-
-impl Algorithm for OtherVersion {
-    type State = <FixedWindow as Algorithm>::State;
-
-    fn decide(&self, state: &Self::State, now: Timestamp, options: ChargeOptions) -> Step<Self::State> {
-        self.0.decide(state, now, options)
-    }
-
-    fn snapshot(&self, state: &Self::State, now: Timestamp) -> LazySnapshot {
-        self.0.snapshot(state, now)
-    }
-
-    fn max_reset(&self) -> Duration {
-        self.0.max_reset()
-    }
-}
-
-impl LuaAlgorithm for OtherVersion {
-    const SCRIPT: LuaScript = LuaScript::new("fixed_window1", include_str!("../../../src/algorithm/fixed_window.lua"));
-
-    fn params(&self, cost: u64, params: &mut Vec<u64>) {
-        self.0.params(cost, params);
-    }
-}
-
+/// The old version has another name in keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_script_versions_admit_at_most_twice_the_limit() {
     let server = Server::start();
     let new = limiter(&server, Duration::from_secs(60));
-    let old = limiter_on::<str>(
-        server.open(),
-        Duration::from_secs(60),
-        LONG_DEADLINE,
-        OtherVersion(FixedWindow::new(HUNDRED)),
-    );
+    let old =
+        limiter_on::<str>(server.open(), Duration::from_secs(60), LONG_DEADLINE, InLua::<0>(FixedWindow::new(HUNDRED)));
     let mut admitted = 0;
     for round in 0..300 {
         let (ours, theirs) = (AcquireOptions::cost(1 + round % 3), AcquireOptions::cost(1 + round % 2));

@@ -16,6 +16,7 @@ use tower_ratelimit::{AcquireOptions, Clock, InFlight, Limiter as _, ManualClock
 use crate::child::{child_task, command};
 use crate::helpers::{LONG_DEADLINE, acquire};
 use crate::holds::pass_expiries;
+use crate::load::until;
 use crate::process::Process;
 use crate::server::Server;
 
@@ -36,11 +37,7 @@ async fn remaining(limiter: &Redis<str>) -> u64 {
 
 /// Waits until so much can be started.
 async fn wait_for_remaining(limiter: &Redis<str>, expected: u64) {
-    let deadline = Instant::now() + LONG_DEADLINE;
-    while remaining(limiter).await != expected {
-        assert!(Instant::now() < deadline, "{} remaining, not {expected}", remaining(limiter).await);
-        sleep(Duration::from_millis(10)).await;
-    }
+    until("so much remains", async || remaining(limiter).await == expected).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,11 +97,7 @@ async fn in_flight_renewal_after_an_expiry_takes_free_places_only() {
         assert_eq!(remaining(&other).await, 1);
         return;
     };
-    let deadline = Instant::now() + LONG_DEADLINE;
-    while uncounted.load(Ordering::SeqCst) == 0 {
-        assert!(Instant::now() < deadline, "no event");
-        sleep(Duration::from_millis(10)).await;
-    }
+    until("an event", async || uncounted.load(Ordering::SeqCst) > 0).await;
     assert_eq!(remaining(&other).await, 0, "one of the two requests is counted again");
     assert_eq!(uncounted.load(Ordering::SeqCst), 1, "reported once");
 

@@ -10,11 +10,11 @@ use tower_ratelimit::{
 
 use crate::server::Server;
 
-/// A window whose Lua implementation counts one unit more.
-#[derive(Clone, Debug)]
-struct WrongInLua(FixedWindow);
+/// A window with another script version, or whose Lua implementation counts `MORE` units more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InLua<const MORE: u64>(pub(crate) FixedWindow);
 
-impl Algorithm for WrongInLua {
+impl<const MORE: u64> Algorithm for InLua<MORE> {
     type State = <FixedWindow as Algorithm>::State;
 
     const STATE_NAME: &'static str = FixedWindow::STATE_NAME;
@@ -32,11 +32,15 @@ impl Algorithm for WrongInLua {
     }
 }
 
-impl LuaAlgorithm for WrongInLua {
-    const SCRIPT: LuaScript = FixedWindow::SCRIPT;
+impl<const MORE: u64> LuaAlgorithm for InLua<MORE> {
+    const SCRIPT: LuaScript = if MORE > 0 {
+        FixedWindow::SCRIPT
+    } else {
+        LuaScript::new("fixed_window1", include_str!("../../../src/algorithm/fixed_window.lua"))
+    };
 
     fn params(&self, cost: u64, params: &mut Vec<u64>) {
-        FixedWindow::new(Quota::new(self.0.quota().limit() + 1, self.0.quota().period())).params(cost, params);
+        FixedWindow::new(Quota::new(self.0.quota().limit() + MORE, self.0.quota().period())).params(cost, params);
     }
 }
 
@@ -55,7 +59,7 @@ async fn check_lua_algorithm_passes_every_algorithm_and_finds_a_difference() {
     passes(check_lua_algorithm(&FixedWindow::new(quota), &address).await);
     passes(check_lua_algorithm(&SlidingWindow::new(quota), &address).await);
     passes(check_lua_algorithm(&SlidingLog::new(quota), &address).await);
-    let wrong = WrongInLua(FixedWindow::new(quota));
+    let wrong = InLua::<1>(FixedWindow::new(quota));
     check_algorithm(&wrong).expect("the laws hold in Rust");
     let violation = check_lua_algorithm(&wrong, &address).await.expect_err("a difference").to_string();
     assert!(violation.contains("the decision in Redis differs"), "{violation}");

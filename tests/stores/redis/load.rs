@@ -51,7 +51,7 @@ impl Load {
     /// Waits until a decision succeeds that starts from now on.
     pub(crate) async fn until_answered(&self, what: &str) {
         let question = self.state.asked.fetch_add(1, Ordering::SeqCst) + 1;
-        until(what, || self.state.answered.load(Ordering::SeqCst) >= question).await;
+        until(what, async || self.state.answered.load(Ordering::SeqCst) >= question).await;
     }
 
     pub(crate) fn failed(&self) -> usize {
@@ -61,7 +61,7 @@ impl Load {
     /// Waits until a fault has let another decision fail.
     pub(crate) async fn until_failed(&self, fault: &str) {
         let before = self.failed();
-        until(fault, || self.failed() > before).await;
+        until(fault, async || self.failed() > before).await;
     }
 
     /// Ends the load, prints a summary since the fault and returns all samples.
@@ -101,21 +101,22 @@ async fn decide(limiter: BoxLimiter<str>, key: String, state: Arc<State>) -> Vec
 }
 
 /// Waits for a state.
-pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + LONG_DEADLINE;
-    while !holds() {
+    while !holds().await {
         assert!(Instant::now() < deadline, "{what}: not in time");
         sleep(Duration::from_millis(5)).await;
     }
 }
 
+/// Waits until the limiter answers a request of this cost.
+pub(crate) async fn answered<Key: ?Sized>(limiter: &impl Limiter<Key>, key: &Key, cost: u64) {
+    until("an answer", async || acquire(limiter, key, AcquireOptions::cost(cost)).await.is_ok()).await;
+}
+
 /// Waits until every key is decided again.
 pub(crate) async fn all_answered(limiter: &impl Limiter<str>) {
-    let deadline = Instant::now() + LONG_DEADLINE;
     for task in 0..KEYS {
-        while acquire(limiter, format!("key{task}").as_str(), AcquireOptions::default()).await.is_err() {
-            assert!(Instant::now() < deadline, "service does not resume for key{task}");
-            sleep(Duration::from_millis(10)).await;
-        }
+        answered(limiter, format!("key{task}").as_str(), 1).await;
     }
 }

@@ -39,7 +39,6 @@ mod ids;
 mod in_flight;
 mod keys;
 mod law_checks;
-mod lease_audit;
 mod lease_chaos;
 mod lease_combinators;
 mod lease_fail_over;

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, FixedWindow, Gcra, Limiter, ManualClock, Quota, SlidingLog, Timestamp,
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, Limiter, ManualClock, Quota, SlidingLog, SlidingWindow, Timestamp,
 };
 
 use crate::exactness::in_runtimes;
@@ -81,7 +81,7 @@ async fn batched_operations_are_decided_like_single_ones() {
 }
 
 const LIMIT: u64 = 3_000;
-const KEYS: usize = 3;
+const KEYS: usize = 4;
 
 /// One decision as its caller observed it.
 #[derive(Clone, Debug)]
@@ -101,6 +101,7 @@ async fn observe(server: &Server, start: Instant) -> Vec<Observed> {
         BoxLimiter::new(redis_limiter(server.open(), "fixed", FixedWindow::new(quota))),
         BoxLimiter::new(redis_limiter(server.open(), "gcra", Gcra::new(year))),
         BoxLimiter::new(redis_limiter(server.open(), "log", SlidingLog::new(quota))),
+        BoxLimiter::new(redis_limiter(server.open(), "sliding", SlidingWindow::new(quota))),
     ];
     let mut tasks = JoinSet::new();
     for task in 0..60 {

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use tower_ratelimit::{AcquireOptions, Gcra, Quota, Redis, RedisServer};
 
 use crate::helpers::{LONG_DEADLINE, acquire, decides_beside_a_stopped_runtime, is_allowed, redis_limiter};
+use crate::load::{answered, until};
 use crate::process::wait_until;
 use crate::proxy::Proxy;
 use crate::server::Server;
@@ -62,11 +63,7 @@ async fn lost_connection_is_replaced_by_another_check_out() {
     let pool = pool(&server.address(), |pool| pool.min_idle(2));
     let limiter = limiter(&RedisServer::from(pool.clone()), "api");
     for _ in 0..5 {
-        let until = Instant::now() + LONG_DEADLINE;
-        while let Err(error) = acquire(&limiter, "alice", AcquireOptions::default()).await {
-            assert!(Instant::now() < until, "{error:?}");
-            sleep(Duration::from_millis(5)).await;
-        }
+        answered(&limiter, "alice", 1).await;
         assert!(pool.state().connections <= 3);
         server.kill();
         server.restart();
@@ -88,11 +85,7 @@ async fn outage_before_the_pool_connects_again(callers: usize) {
         sleep(Duration::from_millis(20)).await;
     }
     proxy.shut(false);
-    let until = Instant::now() + LONG_DEADLINE;
-    while let Err(error) = acquire(&limiter, "alice", AcquireOptions::default()).await {
-        assert!(Instant::now() < until, "{error:?}");
-        sleep(Duration::from_millis(5)).await;
-    }
+    answered(&limiter, "alice", 1).await;
     println!("answered with {:?}", pool.state());
     let limiter = Arc::new(limiter);
     let mut tasks = JoinSet::new();
@@ -104,11 +97,11 @@ async fn outage_before_the_pool_connects_again(callers: usize) {
             }
         });
     }
-    while pool.state().connections == 0 || clients(&server) > 1 {
-        assert!(Instant::now() < until, "the limiter does not return to the pool: {:?}", pool.state());
+    until("the return to the pool", async || {
         assert!(acquire(&limiter, "alice", AcquireOptions::default()).await.is_ok());
-        sleep(Duration::from_millis(20)).await;
-    }
+        pool.state().connections > 0 && clients(&server) <= 1
+    })
+    .await;
     assert!(tasks.try_join_next().is_none(), "a decision failed");
 }
 

@@ -5,13 +5,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
 use tower_ratelimit::{
     AcquireOptions, Clock as _, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Quota, Redis, SlidingLog,
     SlidingWindow, SystemClock, Timestamp,
 };
 
-use crate::helpers::{LONG_DEADLINE, acquire, every_algorithm, every_algorithm_of_a_period, hold, redis_limiter};
+use crate::helpers::{acquire, every_algorithm, every_algorithm_of_a_period, hold, redis_limiter};
+use crate::load::until;
 use crate::server::Server;
 
 /// Requires that every key has a TTL of at most `bound` plus one second.
@@ -174,12 +174,8 @@ async fn database_is_empty_when_all_keys_are_idle() {
         }
     }
     use_every_limiter(&server).await;
-    let deadline = Instant::now() + LONG_DEADLINE;
     // Redis counts expired keys until it removes them.
-    while server.number(&["DBSIZE"]) > 0 {
-        assert!(Instant::now() < deadline, "left: {:?}", server.keys());
-        sleep(Duration::from_millis(20)).await;
-    }
+    until("no key", async || server.number(&["DBSIZE"]) == 0).await;
 }
 
 async fn use_every_limiter(server: &Server) {

@@ -1,4 +1,5 @@
-//! The spoofing table: trusted proxies, peer, lines of the field, and the extracted client.
+//! Forms of a field that are special or malformed: trusted proxies, peer, lines of the field, and the extracted client.
+//! `rendered` has the well-formed ones, and `properties` what clients forge.
 
 use http::HeaderName;
 use tower_ratelimit::key::{Extracted, TrustedProxies};
@@ -13,46 +14,14 @@ const OURS: &[&str] = &["10.0.0.0/8", "fd00::/8"];
 type Case = (&'static str, &'static str, &'static [&'static str], &'static str);
 
 const BY_NETWORK: &[Case] = &[
-    // Direct connections.
-    ("no field", "192.0.2.1", &[], "192.0.2.1"),
-    ("a client that names another", "192.0.2.1", &["203.0.113.9"], "192.0.2.1"),
-    ("a client that names itself", "192.0.2.1", &["192.0.2.1"], "192.0.2.1"),
-    ("a client that names a proxy", "192.0.2.1", &["10.0.0.1"], "192.0.2.1"),
-    ("a client that sends a chain of proxies", "192.0.2.1", &["203.0.113.9, 10.0.0.2, 10.0.0.1"], "192.0.2.1"),
-    ("a client that names the loopback", "192.0.2.1", &["127.0.0.1"], "192.0.2.1"),
-    ("a client that sends garbage", "192.0.2.1", &["<script>"], "192.0.2.1"),
-    ("an address beside the proxies' network", "11.0.0.1", &["203.0.113.9"], "11.0.0.1"),
-    // One proxy.
-    ("a proxy's client", "10.0.0.1", &["192.0.2.1"], "192.0.2.1"),
-    ("a forged leftmost element", "10.0.0.1", &["203.0.113.9, 192.0.2.1"], "192.0.2.1"),
-    ("several forged elements", "10.0.0.1", &["1.1.1.1, 2.2.2.2, 3.3.3.3, 192.0.2.1"], "192.0.2.1"),
-    ("a forged proxy left of the client", "10.0.0.1", &["203.0.113.9, 10.0.0.2, 192.0.2.1"], "192.0.2.1"),
-    ("forged elements that are all proxies", "10.0.0.1", &["10.0.0.9, 10.0.0.8, 192.0.2.1"], "192.0.2.1"),
-    ("garbage left of the client is ignored", "10.0.0.1", &["%$\"(,;=, 192.0.2.1"], "192.0.2.1"),
-    ("an open quote left of the client", "10.0.0.1", &["\"203.0.113.9, 192.0.2.1"], "192.0.2.1"),
+    // White space.
     ("no white space", "10.0.0.1", &["203.0.113.9,192.0.2.1"], "192.0.2.1"),
     ("much white space", "10.0.0.1", &["203.0.113.9 ,\t  192.0.2.1  \t"], "192.0.2.1"),
-    // Several proxies.
-    ("two proxies", "10.0.0.1", &["192.0.2.1, 10.0.0.2"], "192.0.2.1"),
-    ("three proxies, and a forged element", "10.0.0.1", &["203.0.113.9, 192.0.2.1, 10.0.0.3, 10.0.0.2"], "192.0.2.1"),
-    ("an IPv6 proxy", "fd00::1", &["192.0.2.1, fd00::2"], "192.0.2.1"),
-    ("an untrusted proxy is the client", "10.0.0.1", &["192.0.2.1, 198.51.100.7, 10.0.0.2"], "198.51.100.7"),
-    ("an internal client", "10.0.0.1", &["10.0.0.7, 10.0.0.2"], "10.0.0.7"),
-    ("a proxy's own request", "10.0.0.1", &[], "10.0.0.1"),
-    // Several lines are one list.
-    ("the last line is the proxy's", "10.0.0.1", &["203.0.113.9", "192.0.2.1"], "192.0.2.1"),
-    ("the client on the first line", "10.0.0.1", &["192.0.2.1", "10.0.0.2"], "192.0.2.1"),
-    ("three lines", "10.0.0.1", &["203.0.113.9, 203.0.113.8", "192.0.2.1", "10.0.0.3, 10.0.0.2"], "192.0.2.1"),
-    ("an empty line from the client", "10.0.0.1", &["", "192.0.2.1"], "192.0.2.1"),
-    ("an empty line from a proxy", "10.0.0.1", &["203.0.113.9", ""], "10.0.0.1"),
     // If a hop has no address, the last known address counts.
-    ("an empty field", "10.0.0.1", &[""], "10.0.0.1"),
     ("white space", "10.0.0.1", &[" \t"], "10.0.0.1"),
     ("commas", "10.0.0.1", &[",,,"], "10.0.0.1"),
     ("an empty element in place of the client", "10.0.0.1", &["203.0.113.9, "], "10.0.0.1"),
     ("an empty element in the middle", "10.0.0.1", &["203.0.113.9,, 10.0.0.2"], "10.0.0.2"),
-    ("unknown", "10.0.0.1", &["203.0.113.9, unknown"], "10.0.0.1"),
-    ("a hidden name", "10.0.0.1", &["203.0.113.9, _proxy7, 10.0.0.2"], "10.0.0.2"),
     ("garbage in the middle", "10.0.0.1", &["203.0.113.9, garbage, 10.0.0.3, 10.0.0.2"], "10.0.0.3"),
     ("a host's name", "10.0.0.1", &["203.0.113.9, proxy.example"], "10.0.0.1"),
     ("a Unix socket", "10.0.0.1", &["203.0.113.9, unix:"], "10.0.0.1"),
@@ -64,17 +33,9 @@ const BY_NETWORK: &[Case] = &[
     ("similar to a trusted address: hexadecimal", "10.0.0.1", &["203.0.113.9, 0x0a.0.0.2"], "10.0.0.1"),
     ("similar to a trusted address: a part missing", "10.0.0.1", &["203.0.113.9, 10.0.2"], "10.0.0.1"),
     // Forms of an address.
-    ("a port", "10.0.0.1", &["192.0.2.1:4711"], "192.0.2.1"),
-    ("the ports of proxies", "10.0.0.1", &["192.0.2.1:1, 10.0.0.2:65535"], "192.0.2.1"),
-    ("a hidden port", "10.0.0.1", &["192.0.2.1:_p"], "192.0.2.1"),
-    ("IPv6", "10.0.0.1", &["2001:db8:1:2:3:4:5:6"], "2001:db8:1:2::"),
-    ("IPv6 in brackets", "10.0.0.1", &["[2001:db8:1:2::9]"], "2001:db8:1:2::"),
-    ("IPv6 with a port", "10.0.0.1", &["[2001:db8:1:2::9]:80"], "2001:db8:1:2::"),
     ("IPv6 in capitals", "10.0.0.1", &["2001:DB8:1:2::9"], "2001:db8:1:2::"),
     ("IPv6 with a zone", "10.0.0.1", &["fe80:0:0:7::1%eth0"], "fe80:0:0:7::"),
     ("IPv6 in brackets with a zone and a port", "10.0.0.1", &["[fe80:0:0:7::1%25eth0]:80"], "fe80:0:0:7::"),
-    ("quotes", "10.0.0.1", &["\"192.0.2.1\""], "192.0.2.1"),
-    ("quotes around a port", "10.0.0.1", &["\"[2001:db8:1:2::9]:80\""], "2001:db8:1:2::"),
     ("too high a port", "10.0.0.1", &["192.0.2.1:65536"], "10.0.0.1"),
     ("no port behind the colon", "10.0.0.1", &["192.0.2.1:"], "10.0.0.1"),
     ("an invalid port", "10.0.0.1", &["192.0.2.1:+80"], "10.0.0.1"),
@@ -84,18 +45,7 @@ const BY_NETWORK: &[Case] = &[
     ("an empty zone", "10.0.0.1", &["fe80::1%"], "10.0.0.1"),
     ("one quote", "10.0.0.1", &["192.0.2.1\""], "10.0.0.1"),
     // One address, several spellings.
-    ("a mapped peer is the proxy", "::ffff:10.0.0.1", &["192.0.2.1"], "192.0.2.1"),
-    ("a mapped proxy is trusted", "10.0.0.1", &["192.0.2.1, ::ffff:10.0.0.2"], "192.0.2.1"),
     ("a mapped proxy in hexadecimal", "10.0.0.1", &["192.0.2.1, [::ffff:a00:2]:80"], "192.0.2.1"),
-    (
-        "a mapped client is IPv4 (CVE-2026-30827: masking first makes all one key)",
-        "10.0.0.1",
-        &["::ffff:192.0.2.1"],
-        "192.0.2.1",
-    ),
-    ("another mapped client", "10.0.0.1", &["::ffff:192.0.2.2"], "192.0.2.2"),
-    ("a mapped client that connects directly", "::ffff:192.0.2.1", &["203.0.113.9"], "192.0.2.1"),
-    ("a client behind a NAT64", "10.0.0.1", &["64:ff9b::192.0.2.1"], "192.0.2.1"),
     ("a NAT64 client that connects directly", "64:ff9b::c000:201", &["203.0.113.9"], "192.0.2.1"),
     ("a NAT64 address of a proxy is not trusted", "64:ff9b::10.0.0.1", &["203.0.113.9"], "10.0.0.1"),
     ("a NAT64 address of a proxy in the list", "10.0.0.1", &["203.0.113.9, 64:ff9b::10.0.0.2"], "10.0.0.2"),
@@ -116,13 +66,6 @@ fn x_forwarded_for_finds_the_client_by_network() {
 /// The number of proxies, and the case.
 const BY_HOPS: &[(usize, Case)] = &[
     (0, ("no proxy is trusted", "192.0.2.1", &["203.0.113.9"], "192.0.2.1")),
-    (1, ("the last element is from the peer", "192.0.2.1", &["203.0.113.9, 198.51.100.1"], "198.51.100.1")),
-    (1, ("an element in any network", "10.0.0.1", &["203.0.113.9, 10.0.0.2"], "10.0.0.2")),
-    (1, ("several lines are one list", "10.0.0.1", &["203.0.113.9", "198.51.100.1"], "198.51.100.1")),
-    (2, ("two proxies", "10.0.0.1", &["203.0.113.9, 198.51.100.1, 10.0.0.2"], "198.51.100.1")),
-    (2, ("elements on different lines", "10.0.0.1", &["203.0.113.9", "198.51.100.1", "10.0.0.2"], "198.51.100.1")),
-    (2, ("fewer hops than there should be", "10.0.0.1", &["198.51.100.1"], "198.51.100.1")),
-    (2, ("no hops at all", "10.0.0.1", &[], "10.0.0.1")),
     (3, ("garbage ends the walk", "10.0.0.1", &["203.0.113.9, unknown, 10.0.0.2"], "10.0.0.2")),
     (2, ("an empty element is a hop", "10.0.0.1", &["203.0.113.9,, 10.0.0.2"], "10.0.0.2")),
     (1, ("an empty element is not skipped", "10.0.0.1", &["203.0.113.9,"], "10.0.0.1")),
@@ -141,39 +84,6 @@ const OF_FORWARDED: &[Case] = &[
     // The examples of RFC 7239.
     ("section 4: hidden", "10.0.0.1", &["for=\"_gazonk\""], "10.0.0.1"),
     ("section 4: quoted, in capitals", "10.0.0.1", &["For=\"[2001:db8:cafe::17]:4711\""], "2001:db8:cafe::"),
-    ("section 4: with more", "10.0.0.1", &["for=192.0.2.60;proto=http;by=203.0.113.43"], "192.0.2.60"),
-    ("section 4: two elements", "10.0.0.1", &["for=192.0.2.43, for=198.51.100.17"], "198.51.100.17"),
-    ("section 6.3: a hidden proxy", "10.0.0.1", &["for=_hidden, for=_SEVKISEK"], "10.0.0.1"),
-    (
-        "section 7.1: several lines",
-        "10.0.0.1",
-        &["for=192.0.2.43", "for=\"[2001:db8:cafe::17]\", for=10.0.0.2"],
-        "2001:db8:cafe::",
-    ),
-    (
-        "section 7.1: without white space",
-        "10.0.0.1",
-        &["for=192.0.2.43,for=\"[2001:db8:cafe::17]\",for=10.0.0.9"],
-        "2001:db8:cafe::",
-    ),
-    ("section 7.4: unknown", "10.0.0.1", &["for=192.0.2.43, for=unknown"], "10.0.0.1"),
-    (
-        "section 7.5: a request through two proxies",
-        "10.0.0.1",
-        &["for=192.0.2.43, for=10.0.0.2;by=203.0.113.60;proto=http;host=example.com"],
-        "192.0.2.43",
-    ),
-    // Forged elements are left of those of proxies.
-    ("a client that names another", "192.0.2.1", &["for=203.0.113.9"], "192.0.2.1"),
-    ("a forged leftmost element", "10.0.0.1", &["for=203.0.113.9, for=192.0.2.1"], "192.0.2.1"),
-    ("an open quote left of the client", "10.0.0.1", &["for=\"203.0.113.9, for=192.0.2.1"], "192.0.2.1"),
-    ("an open quote before a quoted address", "10.0.0.1", &["for=\", for=\"[2001:db8:1:2::9]\""], "2001:db8:1:2::"),
-    ("an open quote and a backslash", "10.0.0.1", &["for=\"\\, for=\"[2001:db8:1:2::9]\""], "2001:db8:1:2::"),
-    ("an open quote on another line", "10.0.0.1", &["for=\"203.0.113.9", "for=192.0.2.1"], "192.0.2.1"),
-    ("a quoted comma", "10.0.0.1", &["for=203.0.113.9, x=\", for=203.0.113.8, \";for=192.0.2.1"], "192.0.2.1"),
-    ("an escaped quote", "10.0.0.1", &["for=192.0.2.1;x=\"a\\\", for=203.0.113.8;y=\\\"\""], "192.0.2.1"),
-    ("garbage left of the client", "10.0.0.1", &["for=;;==,, for=192.0.2.1"], "192.0.2.1"),
-    ("X-Forwarded-For's syntax left of the client", "10.0.0.1", &["203.0.113.9, for=192.0.2.1"], "192.0.2.1"),
     // Elements that end the walk.
     ("X-Forwarded-For's syntax", "10.0.0.1", &["for=203.0.113.9, 192.0.2.1"], "10.0.0.1"),
     ("two `for` in one element", "10.0.0.1", &["for=203.0.113.9;for=192.0.2.1"], "10.0.0.1"),
@@ -197,16 +107,10 @@ const OF_FORWARDED: &[Case] = &[
     ("a pair without a name", "10.0.0.1", &["for=203.0.113.9, for=192.0.2.1;=https"], "10.0.0.1"),
     ("a pair without a =", "10.0.0.1", &["for=203.0.113.9, for=192.0.2.1;https"], "10.0.0.1"),
     ("garbage in the middle", "10.0.0.1", &["for=203.0.113.9, for=oops, for=10.0.0.3, for=10.0.0.2"], "10.0.0.3"),
-    ("no field", "10.0.0.1", &[], "10.0.0.1"),
     // Forms of an element.
     ("white space around the ;", "10.0.0.1", &["proto=https ; for=192.0.2.1 ; by=10.0.0.1 "], "192.0.2.1"),
     ("empty pairs", "10.0.0.1", &[";;for=192.0.2.1;;proto=https;"], "192.0.2.1"),
-    ("quoted", "10.0.0.1", &["for=\"192.0.2.1\";proto=\"https\""], "192.0.2.1"),
-    ("quoted, with a port", "10.0.0.1", &["for=\"192.0.2.1:4711\""], "192.0.2.1"),
     ("with unquoted colons", "10.0.0.1", &["for=[2001:db8:1:2::9]:80;host=a.test:80"], "2001:db8:1:2::"),
-    ("with needless backslashes", "10.0.0.1", &["for=\"\\1\\92.0.2\\.1\""], "192.0.2.1"),
-    ("with extensions", "10.0.0.1", &["secret=\"a;b,c=\\\"d\\\"\";for=192.0.2.1;x-y=z"], "192.0.2.1"),
-    ("mapped", "10.0.0.1", &["for=192.0.2.1, for=\"[::ffff:10.0.0.2]\""], "192.0.2.1"),
 ];
 
 #[test]
@@ -215,7 +119,6 @@ fn forwarded_finds_the_client_by_network() {
 }
 
 const OF_ONE_FIELD: &[Case] = &[
-    ("a client that names another", "192.0.2.1", &["203.0.113.9"], "192.0.2.1"),
     ("the proxy's client", "10.0.0.1", &["192.0.2.1"], "192.0.2.1"),
     ("the value is not walked further", "10.0.0.1", &["10.0.0.7"], "10.0.0.7"),
     ("in brackets, with a port", "10.0.0.1", &["[2001:db8:1:2::9]:80"], "2001:db8:1:2::"),
@@ -223,9 +126,6 @@ const OF_ONE_FIELD: &[Case] = &[
     ("quoted, with white space", "10.0.0.1", &[" \"192.0.2.1\" "], "192.0.2.1"),
     ("no field", "10.0.0.1", &[], "10.0.0.1"),
     ("empty", "10.0.0.1", &[""], "10.0.0.1"),
-    ("the client's line before the proxy's", "10.0.0.1", &["203.0.113.9", "192.0.2.1"], "10.0.0.1"),
-    ("the same twice", "10.0.0.1", &["192.0.2.1", "192.0.2.1"], "10.0.0.1"),
-    ("an empty line beside it", "10.0.0.1", &["", "192.0.2.1"], "10.0.0.1"),
     ("a list", "10.0.0.1", &["203.0.113.9, 192.0.2.1"], "10.0.0.1"),
     ("garbage", "10.0.0.1", &["unknown"], "10.0.0.1"),
 ];
@@ -257,12 +157,6 @@ fn check(extractor: &ClientIp, name: &HeaderName, cases: &[Case]) {
         let found = extractor.extract(&request(Some(ip(peer)), name, *lines));
         assert_eq!(found, Extracted::Key(ip(client)), "{description}: {lines:?} from {peer}");
     }
-}
-
-#[test]
-fn spoofing_table_has_at_least_120_cases() {
-    let cases = BY_NETWORK.len() + BY_HOPS.len() + OF_FORWARDED.len() + OF_ONE_FIELD.len();
-    assert!(cases >= 120, "{cases}");
 }
 
 // The peer

@@ -3,19 +3,20 @@
 //! Each limiter is broken in one known way. Barriers force the interleaving, so each run produces the faulty history.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Barrier, Mutex, MutexGuard};
+use std::sync::{Barrier, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
-    AcquireOptions, Clock, Decision, Detail, Gcra, Limit, LimitStatus, Limiter, Memory, Quota, Verdict,
+    AcquireOptions, BoxLimiter, Clock, Decision, Detail, Gcra, Limit, LimitStatus, Limiter, Memory, Quota,
 };
 
 use super::model::{Caller, Kept, Model, Rule};
 use super::order::{Explained, Unexplained, explain};
 use super::recording::{End, Event, History, Recorder, RecordingClock, Step, ready};
 use crate::algorithm_ext::AlgorithmExt as _;
+use crate::broken_holds::{BrokenHolds, Mistake};
 
 const THREADS: usize = 3;
 
@@ -207,25 +208,30 @@ fn visible_hold_of_a_denied_request_is_rejected() {
     seen(1, true).expect_err("the peek observed the hold of a denied request");
 }
 
+/// Checks the history of one thread on a correct limiter after a change.
+fn with_change(
+    calls: impl Fn(&mut Recorder<'_, BoxLimiter<Caller>>) + Sync,
+    change: impl FnOnce(&mut Vec<History>),
+) -> Result<Explained, Unexplained> {
+    let builder = Memory::builder(Limit::new("one", burst_of(5)).keyed_by(user)).clock(RecordingClock::default());
+    let mut threads = record(&BoxLimiter::new(builder.build().expect("a valid limit")), 1, &[&calls]);
+    change(&mut threads);
+    explain(&threads, Model::new(vec![Rule::new("one", burst_of(5), user)]))
+}
+
 /// A history of one thread, checked as that of two threads with other call and return times.
 fn with_times(times: [[u64; 2]; 2]) -> Result<Explained, Unexplained> {
-    let clock = RecordingClock::default();
-    let limiter =
-        Memory::builder(Limit::new("one", burst_of(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
-    let mut threads = record(
-        &limiter,
-        1,
-        &[&|recorder| {
-            recorder.peek(ALICE, AcquireOptions::default());
-            drop(recorder.acquire(ALICE, AcquireOptions::default()));
-        }],
-    );
-    let acquired = threads[0].pop().expect("two calls");
-    threads.push(vec![acquired]);
-    for (thread, [called, returned]) in threads.iter_mut().zip(times) {
-        (thread[0].called, thread[0].returned) = (called, returned);
-    }
-    explain(&threads, Model::new(vec![Rule::new("one", burst_of(5), user)]))
+    let calls = |recorder: &mut Recorder<'_, _>| {
+        recorder.peek(ALICE, AcquireOptions::default());
+        drop(recorder.acquire(ALICE, AcquireOptions::default()));
+    };
+    with_change(calls, |threads| {
+        let acquired = threads[0].pop().expect("two calls");
+        threads.push(vec![acquired]);
+        for (thread, [called, returned]) in threads.iter_mut().zip(times) {
+            (thread[0].called, thread[0].returned) = (called, returned);
+        }
+    })
 }
 
 #[test]
@@ -239,20 +245,12 @@ fn real_time_order_is_respected() {
 
 /// A correct history with one event changed.
 fn with_changed_event(change: impl FnOnce(&mut Event)) -> Result<Explained, Unexplained> {
-    let clock = RecordingClock::default();
-    let limiter =
-        Memory::builder(Limit::new("one", burst_of(5)).keyed_by(user)).clock(clock).build().expect("a valid limit");
-    let mut threads = record(
-        &limiter,
-        1,
-        &[&|recorder| {
-            let held = recorder.acquire(ALICE, AcquireOptions::cost(2).hold()).expect("the hold succeeds");
-            recorder.end(ALICE, held, End::Settle(1));
-            recorder.peek(ALICE, AcquireOptions::default());
-        }],
-    );
-    change(&mut threads[0][1]);
-    explain(&threads, Model::new(vec![Rule::new("one", burst_of(5), user)]))
+    let calls = |recorder: &mut Recorder<'_, _>| {
+        let held = recorder.acquire(ALICE, AcquireOptions::cost(2).hold()).expect("the hold succeeds");
+        recorder.end(ALICE, held, End::Settle(1));
+        recorder.peek(ALICE, AcquireOptions::default());
+    };
+    with_change(calls, |threads| change(&mut threads[0][1]))
 }
 
 #[test]
@@ -275,123 +273,18 @@ fn changed_hold_event_is_rejected() {
     .expect_err("the event settles the hold of another caller");
 }
 
-/// A limiter of one bucket that accounts for holds wrongly.
-struct HoldingLimiter {
-    clock: RecordingClock,
-    mistake: Mistake,
-    account: Arc<Mutex<Account>>,
-}
-
-#[derive(Default)]
-struct Account {
-    state: <Gcra as Algorithm>::State,
-    held: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Mistake {
-    None,
-    /// A hold charges immediately, and its settlement charges nothing.
-    ChargesAtHold,
-    /// `peek` ignores held cost.
-    PeeksAtTheStateAlone,
-    /// `acquire` ignores held cost.
-    DecidesByTheStateAlone,
-    /// Settling charges twice.
-    SettlesTwice,
-    /// Settling charges nothing.
-    DropsTheCharge,
-    /// Settling charges the held cost instead of the actual cost.
-    SettlesWhole,
-    /// The end of one hold ends every hold.
-    ReleasesTooMuch,
-    /// The end of a hold does not end it.
-    NeverReleases,
-    /// Dropping the guard charges nothing.
-    ForgetsWhoIsDropped,
-}
-
-impl HoldingLimiter {
-    /// One token drains per second.
-    const BUCKET: Gcra = Gcra::new(Quota::per_second(1)).burst(9);
-
-    fn decide(&self, options: AcquireOptions, account: &Account, held: u64) -> LimitStatus {
-        let now = self.clock.now();
-        let options = if options.hold { options.max_delay(Duration::ZERO) } else { options };
-        let mut state = account.state;
-        Self::BUCKET.charge(&mut state, now, Duration::ZERO, held);
-        LimitStatus::new("one", Self::BUCKET.peek(&state, now, options), Self::BUCKET.snapshot(&state, now))
-    }
-
-    fn decision(&self, options: AcquireOptions, held: u64, verdict: Verdict, status: &LimitStatus) -> Decision {
-        let status = LimitStatus::new("one", verdict, status.snapshot());
-        let is_estimate = held > 0 && !verdict.is_allowed();
-        Decision::from_limit(self.clock.now(), status).with_scheduling(!options.hold).with_estimate(is_estimate)
-    }
-
-    fn guard(&self, cost: u64) -> Held {
-        let (clock, mistake, account) = (self.clock.clone(), self.mistake, Arc::clone(&self.account));
-        let is_charged = move |actual: u64| match mistake {
-            Mistake::ChargesAtHold | Mistake::DropsTheCharge => 0,
-            Mistake::SettlesTwice => 2 * actual,
-            Mistake::SettlesWhole => cost,
-            Mistake::ForgetsWhoIsDropped if actual == cost => 0,
-            _ => actual,
-        };
-        Held::new(cost, move |actual| {
-            let account = &mut *account.lock().expect("no thread panics");
-            account.held = match mistake {
-                Mistake::ReleasesTooMuch => 0,
-                Mistake::NeverReleases => account.held,
-                _ => account.held.saturating_sub(cost),
-            };
-            Self::BUCKET.charge(&mut account.state, clock.now(), Duration::ZERO, is_charged(actual));
-            LimiterFuture::ready(Ok(()))
-        })
-    }
-}
-
-impl Limiter<Caller> for HoldingLimiter {
-    fn acquire(&self, _caller: &Caller, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let mut account = self.account.lock().expect("no thread panics");
-        let held = account.held;
-        let seen = if self.mistake == Mistake::DecidesByTheStateAlone { 0 } else { held };
-        let verdict = self.decide(options, &account, seen).verdict();
-        let (now, mut guard) = (self.clock.now(), None);
-        match verdict {
-            Verdict::Allowed | Verdict::AllowedAfter(_) if options.hold => {
-                guard = Some(self.guard(options.cost));
-                if self.mistake == Mistake::ChargesAtHold {
-                    Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.cost);
-                } else {
-                    account.held += options.cost;
-                }
-            }
-            Verdict::Allowed => Self::BUCKET.charge(&mut account.state, now, Duration::ZERO, options.cost),
-            Verdict::AllowedAfter(delay) => Self::BUCKET.charge(&mut account.state, now, delay, options.cost),
-            _ => {}
-        }
-        let after = self.decide(options, &account, account.held);
-        LimiterFuture::ready(Ok(Outcome::new(self.decision(options, held, verdict, &after), guard)))
-    }
-
-    fn peek(&self, _caller: &Caller, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let account = self.account.lock().expect("no thread panics");
-        let seen = if self.mistake == Mistake::PeeksAtTheStateAlone { 0 } else { account.held };
-        let status = self.decide(options, &account, seen);
-        LimiterFuture::ready(Ok(self.decision(options, account.held, status.verdict(), &status)))
-    }
-}
+/// One token drains per second.
+const BUCKET: Gcra = Gcra::new(Quota::per_second(1)).burst(9);
 
 /// One thread that makes a call of each kind.
 fn check_holding(mistake: Mistake) -> Result<Explained, Unexplained> {
     let clock = RecordingClock::default();
-    let limiter = HoldingLimiter { clock: clock.clone(), mistake, account: Arc::default() };
-    let calls = |recorder: &mut Recorder<'_, HoldingLimiter>| {
-        let hold = |recorder: &mut Recorder<'_, HoldingLimiter>, cost: u64| {
+    let limiter = BrokenHolds::new(clock.clone(), BUCKET, mistake);
+    let calls = |recorder: &mut Recorder<'_, BrokenHolds<RecordingClock>>| {
+        let hold = |recorder: &mut Recorder<'_, BrokenHolds<RecordingClock>>, cost: u64| {
             recorder.acquire(ALICE, AcquireOptions::cost(cost).hold())
         };
-        let end = |recorder: &mut Recorder<'_, HoldingLimiter>, guard: Option<Held>, end: End| {
+        let end = |recorder: &mut Recorder<'_, BrokenHolds<RecordingClock>>, guard: Option<Held>, end: End| {
             if let Some(guard) = guard {
                 recorder.end(ALICE, guard, end);
             }
@@ -414,16 +307,12 @@ fn check_holding(mistake: Mistake) -> Result<Explained, Unexplained> {
         recorder.peek(ALICE, AcquireOptions::cost(8));
     };
     let threads = record(&limiter, 1, &[&calls]);
-    explain(&threads, Model::new(vec![Rule::new("one", HoldingLimiter::BUCKET, user)]))
-}
-
-#[test]
-fn correct_holds_are_accepted() {
-    check_holding(Mistake::None).expect("correct holds are linearizable");
+    explain(&threads, Model::new(vec![Rule::new("one", BUCKET, user)]))
 }
 
 #[test]
 fn each_hold_mistake_is_rejected() {
+    check_holding(Mistake::None).expect("correct holds are linearizable");
     for mistake in [
         Mistake::ChargesAtHold,
         Mistake::PeeksAtTheStateAlone,

@@ -2,79 +2,37 @@
 
 use super::*;
 
-#[tokio::test]
-async fn gcra() {
-    let [a, b, c] = quotas();
-    alone(&ALSO_BACK, "gcra", [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)]).await;
+/// One limit whose key chooses among three tiers.
+macro_rules! alone {
+    ($($(#[$doc:meta])* $name:ident: $traces:ident, |$a:ident, $b:ident, $c:ident| $tiers:expr;)+) => {
+        $($(#[$doc])* #[tokio::test]
+        async fn $name() {
+            let [$a, $b, $c] = quotas();
+            alone(&$traces, stringify!($name), $tiers).await;
+        })+
+    };
 }
 
-#[tokio::test]
-async fn token_bucket() {
-    let [a, b, c] = quotas();
-    alone(&ALSO_BACK, "token", [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)]).await;
-}
-
-#[tokio::test]
-async fn leaky_bucket() {
-    let [a, b, c] = quotas();
-    alone(&ALSO_BACK, "leaky", [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)]).await;
-}
-
-#[tokio::test]
-async fn leaky_queue() {
-    let [a, b, c] = quotas();
-    alone(
-        &ALSO_BACK,
-        "queue",
-        [LeakyQueue::new(a), LeakyQueue::new(b).max_waiting(2), LeakyQueue::new(c).max_waiting(0)],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn fixed_window() {
-    let [a, b, c] = quotas();
-    alone(&ALSO_BACK, "fixed", [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)])
-        .await;
-}
-
-#[tokio::test]
-async fn sliding_window() {
-    let [a, b, c] = quotas();
-    alone(
-        &ALSO_BACK,
-        "strict",
-        [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).blocks(3)],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn weighted_window() {
-    let [a, b, c] = quotas();
-    let weighted = |quota| SlidingWindow::new(quota).blocks(1).weighted();
-    alone(&ALSO_BACK, "weighted", [weighted(a), weighted(b), SlidingWindow::new(c).blocks(6).weighted()]).await;
-}
-
-/// Tiers whose blocks differ in width and number, and of which some are weighted.
-#[tokio::test]
-async fn windows_of_both_forms() {
-    let [a, b, c] = quotas();
-    let weighted = SlidingWindow::new(b).blocks(1).weighted();
-    alone(&FORWARD, "forms", [SlidingWindow::new(a).blocks(60), weighted, SlidingWindow::new(c).weighted()]).await;
-}
-
-#[tokio::test]
-async fn aligned_windows() {
-    let [a, b, c] = quotas();
-    let aligned = |quota| FixedWindow::new(quota).aligned_to_clock();
-    alone(&ALSO_BACK, "aligned", [aligned(a), FixedWindow::new(b), aligned(c)]).await;
-}
-
-#[tokio::test]
-async fn sliding_log() {
-    let [a, b, c] = quotas();
-    alone(&ALSO_BACK, "log", [SlidingLog::new(a), SlidingLog::new(b), SlidingLog::new(c)]).await;
+alone! {
+    gcra: ALSO_BACK, |a, b, c| [Gcra::new(a), Gcra::new(b).burst(3), Gcra::new(c).burst(9)];
+    token_bucket: ALSO_BACK, |a, b, c| [TokenBucket::new(a).burst(9), TokenBucket::new(b), TokenBucket::new(c)];
+    leaky_bucket: ALSO_BACK, |a, b, c| [LeakyBucket::new(a).strict(), LeakyBucket::new(b), LeakyBucket::new(c)];
+    leaky_queue: ALSO_BACK,
+        |a, b, c| [LeakyQueue::new(a), LeakyQueue::new(b).max_waiting(2), LeakyQueue::new(c).max_waiting(0)];
+    fixed_window: ALSO_BACK,
+        |a, b, c| [FixedWindow::new(a), FixedWindow::new(b).aligned_to_clock(), FixedWindow::new(c)];
+    aligned_windows: ALSO_BACK,
+        |a, b, c| [FixedWindow::new(a).aligned_to_clock(), FixedWindow::new(b), FixedWindow::new(c).aligned_to_clock()];
+    sliding_window: ALSO_BACK,
+        |a, b, c| [SlidingWindow::new(a), SlidingWindow::new(b).blocks(7), SlidingWindow::new(c).blocks(3)];
+    weighted_window: ALSO_BACK,
+        |a, b, c| [(a, 1), (b, 1), (c, 6)].map(|(quota, blocks)| SlidingWindow::new(quota).blocks(blocks).weighted());
+    /// Tiers whose blocks differ in width and number, and of which some are weighted.
+    windows_of_both_forms: FORWARD, |a, b, c| {
+        let weighted = SlidingWindow::new(b).blocks(1).weighted();
+        [SlidingWindow::new(a).blocks(60), weighted, SlidingWindow::new(c).weighted()]
+    };
+    sliding_log: ALSO_BACK, |a, b, c| [a, b, c].map(SlidingLog::new);
 }
 
 /// Of three tiers, one has no units. A key may have used another tier.

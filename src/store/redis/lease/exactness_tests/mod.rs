@@ -3,8 +3,9 @@
 //! spend. The processes run the code of the crate. The server, which answers as the scripts do (`server_model`), and the
 //! auditor are independent of it.
 
-#[path = "../../../../../tests/stores/redis/lease_audit.rs"]
-mod lease_audit;
+#[allow(dead_code, reason = "the program in `oracle` uses all of it")]
+#[path = "../../../../../oracle/src/model.rs"]
+mod oracle_model;
 mod server;
 mod usage;
 
@@ -16,7 +17,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use self::lease_audit::{Bucket, Entry, audit};
+use self::oracle_model::{Job, bucket_excess};
 use self::server::Server;
 use self::usage::Kind;
 use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, LeaseReply, RenewalReply};
@@ -178,8 +179,8 @@ struct World {
     infos: Vec<LimitInfo>,
     processes: Vec<(Arc<LeaseBook>, Arc<LateClock>)>,
     sent: Arc<Mutex<Vec<Sent>>>,
-    /// For each limit the charged admissions.
-    logs: [Vec<Entry>; 3],
+    /// For each limit the users and times of the charged units.
+    logs: [Vec<(u32, u64)>; 3],
     leased: u64,
 }
 
@@ -284,28 +285,26 @@ impl World {
             self.server.lock().expect("no panic").decide(&keys, cost, self.now())
         });
         for (limit, is_charged) in charged.into_iter().flatten().enumerate() {
-            let key = if limit == 0 { u64::from(user) } else { 0 };
-            let entry = Entry { time: self.now(), key, is_admitted: true };
-            self.logs[limit].extend((0..cost).filter(|_| is_charged).map(|_| entry.clone()));
+            let entry = (if limit == 0 { user } else { 0 }, self.now());
+            self.logs[limit].extend((0..cost).filter(|_| is_charged).map(|_| entry));
         }
     }
 
     /// The units that were admitted beyond the bound of each limit.
-    fn beyond(&mut self) -> Vec<u64> {
-        let (kind, server) = (self.kind, self.server.lock().expect("no panic"));
-        let beyond = |(limit, log): (usize, &mut Vec<Entry>)| {
-            if kind == Kind::Bucket {
-                let Quota { rate, burst, .. } = QUOTAS[limit];
-                return audit(std::mem::take(log), Bucket { rate, burst, skew: Duration::ZERO }).beyond;
-            }
+    fn beyond(&self) -> Vec<u64> {
+        let server = self.server.lock().expect("no panic");
+        let beyond = |(limit, log): (usize, &Vec<(u32, u64)>)| {
             let of_key = |user: u32| {
-                let of_user = log.iter().filter(|entry| entry.key == u64::from(user));
-                let times: Vec<_> = of_user.map(|entry| entry.time).collect();
-                server.beyond(limit, keys_of(user)[limit].as_bytes(), &times)
+                let times: Vec<_> = log.iter().filter(|entry| entry.0 == user).map(|entry| entry.1).collect();
+                if self.kind != Kind::Bucket {
+                    return server.beyond(limit, keys_of(user)[limit].as_bytes(), &times);
+                }
+                let jobs: Vec<_> = times.iter().map(|time| Job { begin: *time, end: *time, cost: 1 }).collect();
+                bucket_excess(&jobs, QUOTAS[limit].rate, QUOTAS[limit].burst).len() as u64
             };
             (0..USERS).map(of_key).sum()
         };
-        self.logs.iter_mut().enumerate().map(beyond).collect()
+        self.logs.iter().enumerate().map(beyond).collect()
     }
 }
 
