@@ -167,14 +167,16 @@ impl HoldRegistry {
     /// no session; the task of this runtime then ends.
     pub(super) fn take_due(&self, runtime: Id, max: usize) -> Option<(Vec<(Arc<Session>, SessionDue)>, Duration)> {
         let mut sessions = self.sessions();
-        if let Some((_, looked_at)) = sessions.renewing_runtimes.iter_mut().find(|renewing| renewing.0 == runtime) {
-            let pause = std::mem::replace(looked_at, Instant::now()).elapsed();
-            if pause > self.expiry / 3 {
-                self.observers.emit_in_task(|| Event::Warning {
-                    message: "renewing holds is late, and they may expire: nothing has driven the tokio runtime in which they \
-                              were made; make holds in a runtime that runs until they end",
-                });
-            }
+        let looked_at = sessions.renewing_runtimes.iter_mut().find(|renewing| renewing.0 == runtime);
+        let pause = looked_at.map(|(_, looked_at)| std::mem::replace(looked_at, Instant::now()).elapsed());
+        if pause.is_some_and(|pause| pause > self.expiry / 3) {
+            // Unlocked, because an observer may drop a guard.
+            drop(sessions);
+            self.observers.emit_in_task(|| Event::Warning {
+                message: "renewing holds is late, and they may expire: nothing has driven the tokio runtime in which they \
+                          were made; make holds in a runtime that runs until they end",
+            });
+            sessions = self.sessions();
         }
         let due = sessions.schedule.take_due(max, self.expiry);
         if due.is_empty() && sessions.schedule.is_empty() {
