@@ -1,4 +1,4 @@
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -201,12 +201,16 @@ impl<Key: ?Sized> Redis<Key> {
         })
     }
 
+    fn replacing(&self) -> MutexGuard<'_, ()> {
+        self.shared.replacing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Builds the next state, from the settings and the limits of the present one.
     fn replace_state(
         &self,
         change: impl FnOnce(RedisBuilder<Key>) -> Result<RedisBuilder<Key>, Error>,
     ) -> Result<(), Error> {
-        let _replacing = self.shared.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _replacing = self.replacing();
         let earlier = self.state();
         // The earlier limits conflict with the new ones until they are dropped, so conflicts are not reported.
         let (state, _conflicts) = LimiterState::new(change(earlier.builder())?, Some(&*earlier))?;
@@ -215,7 +219,7 @@ impl<Key: ?Sized> Redis<Key> {
     }
 
     /// Releases all [leases](RedisBuilder::lease) of this process, and waits for the confirmation. From then on Redis
-    /// makes all decisions.
+    /// makes all decisions, also after [`replace`](Self::replace).
     ///
     /// Call it before the process ends: Redis charges leases that are not released. Dropping the limiter releases them
     /// too, but waits for nothing, and needs a runtime that goes on for a moment.
@@ -225,7 +229,13 @@ impl<Key: ?Sized> Redis<Key> {
     /// If Redis confirms nothing for twice the [`deadline`](RedisBuilder::deadline). The leases that remain make no more
     /// decisions, and Redis charges them when they expire. While Redis confirms, the method takes as long as the number of leases needs.
     pub async fn close(&self) -> Result<(), Error> {
-        let state = self.shared.state.load_full();
+        let state = {
+            // Limits that replace these are closed from the start.
+            let _replacing = self.replacing();
+            let state = self.shared.state.load_full();
+            state.leases.iter().for_each(|leases| leases.close());
+            state
+        };
         let Some(leases) = &state.leases else { return Ok(()) };
         leases.release_all(&*state.lease_sender, state.client.config.deadline * 2).await
     }

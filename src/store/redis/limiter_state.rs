@@ -1,3 +1,4 @@
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -64,7 +65,13 @@ impl<Key: ?Sized> LimiterState<Key> {
             #[cfg(test)]
             let clock = settings.lease_clock.clone().or(clock);
             let clock = LeaseClock::new(clock);
-            Arc::new(LeaseBook::new(lease, &limits, clock, &settings.name, &settings.observers))
+            let leases = LeaseBook::new(lease, &limits, clock, &settings.name, &settings.observers);
+            let earlier = earlier.and_then(|earlier| earlier.leases.as_ref());
+            // A closed limiter stays closed.
+            if earlier.is_some_and(|earlier| earlier.is_closed.load(Ordering::Acquire)) {
+                leases.close();
+            }
+            Arc::new(leases)
         });
         let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
         let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some(), settings.hold_expiry));

@@ -273,6 +273,23 @@ async fn rotate_secret_ends_leases() {
     }
 }
 
+/// A limiter that is closed has no leases again, whatever replaces its limits.
+#[tokio::test]
+async fn closed_limiter_has_no_leases_after_replace() {
+    let server = Server::start();
+    let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+    let mut admitted = Admitted::default();
+    until_many_leased(std::slice::from_ref(&limiter), "alice", &mut admitted).await;
+    limiter.close().await.expect("an answer");
+    let (before, mut closed) = (admitted.all(), Admitted::default());
+    for _ in 0..2 {
+        limiter.replace(FixedWindow::new(QUOTA)).expect("limits");
+        acquire_many(&limiter, "alice", 500, &mut closed).await;
+    }
+    assert_eq!(closed, Admitted { direct: 1_000, leased: 0 });
+    assert_eq!(rest(server.open(), FixedWindow::new(QUOTA), "alice").await, LIMIT - before - 1_000);
+}
+
 /// A thread that watches a file has no runtime.
 #[test]
 fn rotate_secret_outside_of_a_runtime_releases_leases() {

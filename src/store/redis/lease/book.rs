@@ -48,7 +48,7 @@ pub(crate) struct LeaseBook {
     pub(super) task_ran_at: AtomicU64,
     /// The runtime of the task, which also sends reports of threads without a runtime.
     pub(super) runtime: Mutex<Option<Handle>>,
-    pub(super) is_closed: AtomicBool,
+    pub(crate) is_closed: AtomicBool,
     limiter: String,
     observers: Observers,
 }
