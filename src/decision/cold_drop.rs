@@ -4,7 +4,7 @@
 /// The value is dropped by value. A call that takes a pointer would force the whole decision into memory, and keep the
 /// compiler from removing fields that the caller does not read.
 #[derive(Clone, PartialEq)]
-#[allow(unreachable_pub, missing_debug_implementations, reason = "named by a hidden trait only")]
+#[allow(missing_debug_implementations, reason = "named by a hidden trait only")]
 pub struct ColdDrop<T>(Option<T>);
 
 impl<T> ColdDrop<T> {

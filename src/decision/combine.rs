@@ -21,7 +21,6 @@ use crate::clock::Timestamp;
 
 /// What several limits decide together. A limit's verdict counts unless the limit is a shadow.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub(crate) struct Plan {
     /// The verdict of all limits together.
     pub(crate) verdict: Verdict,

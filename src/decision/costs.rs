@@ -185,7 +185,6 @@ const MAX_COST: u64 = (1 << COST_BITS) - 1;
 
 fn unpack(word: u64) -> (Unit, u64) {
     let cost = word & MAX_COST;
-    #[allow(clippy::cast_possible_truncation, reason = "the highest eight bits")]
     (Unit((word >> COST_BITS) as u8), if cost == MAX_COST { u64::MAX } else { cost })
 }
 

@@ -17,7 +17,6 @@ use crate::error::Error;
 ///
 /// A custom limiter reads the public fields, [`costs`](Self::costs) and [`reservation_id`](Self::reservation_id).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 #[must_use]
 pub struct AcquireOptions {
     /// The cost of the request.

@@ -11,7 +11,6 @@ use super::verdict::Verdict;
 
 /// The decision of one limit alone, and what the other limits need to know of it.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub(crate) struct LimitReading {
     /// The verdict with the delay that the caller accepts.
     pub(crate) verdict: Verdict,

@@ -80,7 +80,6 @@ impl fmt::Debug for ReservationId {
 
 /// The id of an acquire call, and what the store remembers of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct CallId {
     pub(crate) id: ReservationId,
     /// Until a hold expires, or for how long a charged request is remembered. Options are copied for each limit: see

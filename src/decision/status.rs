@@ -11,7 +11,7 @@ use super::verdict::{PackedVerdict, Verdict};
 
 /// The name of a limit.
 #[derive(Clone)]
-#[allow(unreachable_pub, missing_docs, missing_debug_implementations, reason = "named by a hidden trait only")]
+#[allow(missing_debug_implementations, reason = "named by a hidden trait only")]
 pub enum Name {
     Static(&'static str),
     // A thin pointer, so that a name takes two words including the discriminant.
@@ -71,7 +71,6 @@ impl From<Cow<'static, str>> for Name {
 
 /// One limit's part of a decision: its name, its own verdict, and its snapshot after the decision.
 #[derive(Clone)]
-#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct LimitStatus {
     name: Name,
     pub(super) verdict: PackedVerdict,

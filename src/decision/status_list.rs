@@ -12,7 +12,6 @@ use super::status::LimitStatus;
 pub(crate) struct StatusList(Option<List>);
 
 // One word instead of three in every decision: few decisions list their limits.
-#[allow(clippy::box_collection, reason = "one word in every decision")]
 type List = Box<Vec<LimitStatus>>;
 
 thread_local! {

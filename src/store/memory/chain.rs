@@ -12,7 +12,6 @@ use crate::store::inner::{ShareRole, StatusList};
 
 /// The plain case of limits of unknown types, and of requests with a guard or a hold: see [`Part::charge_plain`].
 #[allow(missing_debug_implementations, reason = "named by a hidden trait only")]
-#[allow(clippy::struct_excessive_bools, reason = "properties that do not depend on each other")]
 pub struct PlainChain<'p> {
     now: Timestamp,
     clock: &'p dyn Clock,

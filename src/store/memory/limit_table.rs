@@ -24,7 +24,7 @@ pub struct KeyedTable<C: AlgorithmSelector, P> {
 }
 
 /// A limit with its table: all but the sub-key, so that the compiler generates the code once for all sub-keys.
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by a hidden trait only")]
+#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct LimitTable<C: AlgorithmSelector> {
     pub(super) limit: Limit<C, ()>,
     /// Shared with the limits that replace this one.

@@ -153,7 +153,6 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> LimitPart<'a, C, Ch
     }
 }
 
-#[allow(private_interfaces, reason = "named by a hidden trait only")]
 impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, C, Chosen> {
     fn name(&self) -> &Name {
         self.plain.table.limit.name_handle()

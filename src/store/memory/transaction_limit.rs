@@ -17,7 +17,6 @@ use crate::store::inner::{HeldEntry, Name};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct Capacity {
     pub(super) max_keys: usize,
     pub(super) max_heap_bytes: usize,
@@ -50,7 +49,6 @@ pub trait TransactionLimit<Key: ?Sized>: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 // As wide as a word of a decision: in a `Result`, a smaller error would split the word into pieces (row "hot key").
 #[repr(u64)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub enum NotDecided {
     /// The key is absent, or the complete case must decide.
     Uncommon,

@@ -24,7 +24,7 @@ const LIMIT: u8 = 4;
 
 /// Writes a file.
 // Public, as hidden traits name it.
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by a hidden trait only")]
+#[allow(missing_debug_implementations, reason = "named by a hidden trait only")]
 pub struct FileWriter<'a> {
     writer: &'a mut dyn Write,
     digest: Sha256,

@@ -15,7 +15,6 @@ use crate::store::memory::table::{Block, Eviction, SavedItem};
 
 /// What identifies a limit in a file.
 #[derive(Debug)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct SavedNames {
     pub(super) limit: String,
     pub(super) algorithm: String,
@@ -26,7 +25,7 @@ pub struct SavedNames {
 
 /// A limit of a file, and the file.
 #[derive(Clone, Copy)]
-#[allow(missing_debug_implementations, unreachable_pub, reason = "named by a hidden trait only")]
+#[allow(missing_debug_implementations, reason = "named by a hidden trait only")]
 pub struct SavedLimit<'a> {
     pub(super) counts: &'a SavedCounts,
     pub(super) limit: &'a LimitRecords,

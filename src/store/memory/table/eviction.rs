@@ -40,7 +40,6 @@ impl<A: Algorithm> Eviction<'_, A> {
 ///
 /// With `all_held` the policy evicts, and the reason is that every key in the sets has a held amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(unreachable_pub, reason = "named by a hidden trait only")]
 pub struct TableFull {
     pub(in crate::store::memory) until: u64,
     pub(in crate::store::memory) all_held: bool,
