@@ -365,7 +365,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 fn new_client(settings: &Settings) -> Arc<Client> {
     let Settings { name, server, observers, clock, .. } = settings.clone();
     Arc::new_cyclic(|client: &Weak<Client>| {
-        let holds = Arc::new(HoldRegistry::new(settings.hold_expiry, &name, &observers, Weak::clone(client)));
+        let holds = Arc::new(HoldRegistry::new(settings.hold_expiry, &name, &observers, client.clone()));
         let health = ServerHealth::new(name, server.0, observers);
         Client::new(ClientConfig {
             health: Arc::new(health),

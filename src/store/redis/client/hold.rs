@@ -13,7 +13,9 @@ use crate::error::Error;
 use crate::limiter::{Held, LimiterFuture};
 use crate::store::inner::runtime::sleep;
 use crate::store::inner::{BoxFuture, capacity_released, limit_id};
-use crate::store::redis::holds::{Grant, GrantedHold, HoldRegistry, Session, SessionTarget, SessionUpdate};
+use crate::store::redis::holds::{
+    Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
+};
 use crate::store::redis::lease::{LeaseRenewal, LeaseTransport};
 use crate::store::redis::script::{EntryTarget, LimitSet, Operation, OperationTemplate, limit_has_no_algorithm};
 
@@ -70,7 +72,7 @@ fn settle(
         if hold.held > 0 {
             hold.settle(actual);
             registry.track(&hold.session);
-            return Some(registry.send_update(client, &hold.session, None));
+            return Some(registry.send_update(&**client, &hold.session, None));
         }
         // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
         (actual > 0).then(|| client.send_charge(&hold.session, actual))
@@ -110,15 +112,13 @@ fn not_confirmed(error: Error) -> Error {
     .with_source(error)
 }
 
-impl Client {
-    /// Queues an update, which is sent even if the returned future is dropped. The future waits for the reply.
-    pub(crate) fn send_update(&self, update: SessionUpdate) -> Result<BoxFuture<Result<(), Error>>, Error> {
+impl HoldTransport for Client {
+    fn send_update(&self, update: SessionUpdate) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let (session, target) = (Arc::clone(&update.session), Arc::clone(&update.target));
         self.send_to_session(&session, &target, OperationKind::Update(Box::new(update)))
     }
 
-    /// Queues a charge, which is not sent if the returned future is dropped. The future waits for the reply.
-    pub(crate) fn send_charge(&self, session: &Session, cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error> {
+    fn send_charge(&self, session: &Session, cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let target = session.target();
         let EntryTarget { limit: index, algorithm, .. } = &target.entry;
         let limit = &target.limits.limits[*index];
@@ -126,7 +126,9 @@ impl Client {
         let template = limit.template(*index, Operation::Charge, algorithm, cost, cost);
         self.send_to_session(session, &target, OperationKind::Mutate(vec![Arc::new(template)]))
     }
+}
 
+impl Client {
     /// Returns the number of a limit and sub-key, by its key in Redis: other limiters may have the same keys in other servers.
     pub(crate) fn limit_id(self: &Arc<Self>, redis_key: &[u8]) -> u64 {
         limit_id((Arc::as_ptr(self) as usize, redis_key))

@@ -33,6 +33,6 @@ mod session;
 mod update;
 
 pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
-pub(crate) use self::registry::{HoldRegistry, NewSessions};
+pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
 pub(crate) use self::session::{Session, SessionTarget};
 pub(crate) use self::update::SessionUpdate;

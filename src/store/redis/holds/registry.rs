@@ -13,8 +13,16 @@ use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::observe::Event;
 use crate::store::inner::{BoxFuture, Observers, micros_floor, runtime};
-use crate::store::redis::client::Client;
 use crate::store::redis::script::{LimitSet, OwnAlgorithm, limit_has_no_algorithm};
+
+/// Queues operations on sessions. The client implements it.
+///
+/// The returned futures wait for the reply. An update is sent even if its future is dropped; a charge is not.
+pub(crate) trait HoldTransport: Send + Sync {
+    fn send_update(&self, update: SessionUpdate) -> Result<BoxFuture<Result<(), Error>>, Error>;
+
+    fn send_charge(&self, session: &Session, cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error>;
+}
 
 /// The sessions of a limiter, and the tasks that renew them. Both outlive a replacement of the limits.
 pub(crate) struct HoldRegistry {
@@ -22,7 +30,7 @@ pub(crate) struct HoldRegistry {
     pub(crate) expiry: Duration,
     limiter: String,
     observers: Observers,
-    client: Weak<Client>,
+    transport: Weak<dyn HoldTransport>,
     sessions: Mutex<Sessions>,
 }
 
@@ -40,12 +48,17 @@ impl HoldRegistry {
     /// The maximum number of sessions that calls in flight create on a key: a key has 64 of all processes.
     const MAX_CREATING: usize = 4;
 
-    pub(crate) fn new(expiry: Duration, limiter: &str, observers: &Observers, client: Weak<Client>) -> Self {
+    pub(crate) fn new(
+        expiry: Duration,
+        limiter: &str,
+        observers: &Observers,
+        transport: Weak<dyn HoldTransport>,
+    ) -> Self {
         Self {
             expiry,
             limiter: limiter.to_owned(),
             observers: observers.clone(),
-            client,
+            transport,
             sessions: Mutex::new(Sessions { schedule: Schedule::new(), renewing_runtimes: Vec::new() }),
         }
     }
@@ -136,19 +149,19 @@ impl HoldRegistry {
         if sessions.renewing_runtimes.iter().any(|renewing| renewing.0 == runtime.id()) || !runtime::has_timer() {
             return;
         }
-        let Some(client) = self.client.upgrade() else { return };
+        let Some(transport) = self.transport.upgrade() else { return };
         sessions.renewing_runtimes.push((runtime.id(), Instant::now()));
         // Unlocked before `spawn`: a runtime that shuts down drops the task, and with it `RenewalTask`, within `spawn`.
         drop(sessions);
         let task = RenewalTask { registry: Arc::clone(self), runtime: runtime.id() };
-        runtime.spawn(task.run(client));
+        runtime.spawn(task.run(transport));
     }
 
     /// Sends what a session has settled.
     pub(super) fn update(self: &Arc<Self>, session: &Arc<Session>) {
         self.track(session);
-        if let Some(client) = self.client.upgrade() {
-            drop(self.send_update(&client, session, None));
+        if let Some(transport) = self.transport.upgrade() {
+            drop(self.send_update(&*transport, session, None));
         }
     }
 
@@ -156,11 +169,11 @@ impl HoldRegistry {
     /// in the schedule.
     pub(crate) fn send_update(
         self: &Arc<Self>,
-        client: &Client,
+        transport: &dyn HoldTransport,
         session: &Arc<Session>,
         in_flight: Option<&Arc<()>>,
     ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        client.send_update(SessionUpdate::new(Arc::clone(session), Arc::clone(self), in_flight.cloned()))
+        transport.send_update(SessionUpdate::new(Arc::clone(session), Arc::clone(self), in_flight.cloned()))
     }
 
     /// Returns the work that is due now, of at most `max` sessions, and the time until the next visit. `None` if there is
@@ -220,7 +233,7 @@ impl RenewalTask {
     const MAX_IN_FLIGHT: usize = 10_000;
     const MIN_PAUSE: Duration = Duration::from_millis(5);
 
-    pub(super) async fn run(self, client: Arc<Client>) {
+    pub(super) async fn run(self, transport: Arc<dyn HoldTransport>) {
         // Each update has a clone until it ends.
         let (in_flight, mut pause) = (Arc::new(()), Self::MIN_PAUSE);
         loop {
@@ -232,7 +245,7 @@ impl RenewalTask {
                     SessionDue::Charge(cost) => {
                         // Sent once: a charge without a reply may have been applied, and a second one could charge
                         // twice.
-                        if let Ok(reply) = client.send_charge(&session, cost) {
+                        if let Ok(reply) = transport.send_charge(&session, cost) {
                             // A charge whose future is dropped is not sent.
                             drop(tokio::spawn(reply));
                         } else {
@@ -240,7 +253,7 @@ impl RenewalTask {
                             self.registry.track(&session);
                         }
                     }
-                    SessionDue::Update => drop(self.registry.send_update(&client, &session, Some(&in_flight))),
+                    SessionDue::Update => drop(self.registry.send_update(&*transport, &session, Some(&in_flight))),
                 }
             }
             // Work that becomes due earlier waits for at most a tick.
