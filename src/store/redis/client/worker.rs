@@ -74,7 +74,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             if calls.is_empty() && answers.0.is_empty() {
                 // The server may close an idle connection, or restart. What was not sent yet can be sent on another one.
                 let is_usable = match &connection {
-                    Some(connection) => connection.is_open().await,
+                    Some(connection) => control.has_just_replied() || connection.is_open().await,
                     None => false,
                 };
                 if !is_usable {
