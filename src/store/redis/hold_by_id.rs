@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::client::{IdOperation, OperationKind, OperationTarget, PendingDecision};
 use super::cluster::cluster_slot;
 use super::limiter_state::LimiterState;
-use super::script::{LimitInfo, Operation, to_f64};
+use super::script::{LimitInfo, MAX_EXACT, Operation, to_f64};
 use crate::decision::{AcquireOptions, Costs, ReservationId};
 use crate::error::Error;
 use crate::limiter::{LimiterFuture, Outcome};
-use crate::store::inner::CallId;
+use crate::store::inner::{CallId, micros_floor};
 
 impl<Key: ?Sized> LimiterState<Key> {
     /// Submits a hold with an id.
@@ -24,7 +24,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         let template = self.decision_template(Operation::Reserve, key, &algorithms, options);
         self.client.submit_decision(|reply| {
             let target = self.target(key, algorithms)?;
-            let holds = |limit: &LimitInfo| f64::from(u8::from(limit.options(options).hold));
+            // For how long the limit holds at most, or 0 if it holds nothing.
+            let holds = |index: usize, limit: &LimitInfo| {
+                let algorithm = limit.select(index, &target.algorithms).filter(|_| limit.options(options).hold);
+                to_f64(algorithm.map_or(0, |own| own.max_hold_duration().map_or(MAX_EXACT, micros_floor)))
+            };
             let id = self.id(&target, reserve, reserve.repeats, holds)?;
             Ok(target.operation(OperationKind::Decide(options, template), reply).with_id(id))
         })
@@ -42,7 +46,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok(self.client.submit_operation(|reply| {
             let target = self.target(key, algorithms)?;
             // In place of a cost that only Redis knows: the held one.
-            let number = |limit: &LimitInfo| match limit.facts.cost.actual(&actual, u64::MAX) {
+            let number = |_, limit: &LimitInfo| match limit.facts.cost.actual(&actual, u64::MAX) {
                 u64::MAX => -1.0,
                 actual => to_f64(actual),
             };
@@ -60,7 +64,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     ) -> Result<LimiterFuture<Outcome>, Error> {
         call_id.check()?;
         let target = self.target(key, self.algorithms(key))?;
-        let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_| 0.0)?;
+        let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_, _| 0.0)?;
         let (holds, kept_free) = (options.hold || self.holds_until_end(key, true), self.kept_free(key));
         let request = PendingDecision { options, target, holds, once: Some(once), kept_free };
         let template = request.template(true, Vec::new());
@@ -72,7 +76,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         target: &OperationTarget,
         call_id: CallId,
         repeats: u16,
-        number: impl Fn(&LimitInfo) -> f64,
+        number: impl Fn(usize, &LimitInfo) -> f64,
     ) -> Result<IdOperation, Error> {
         let keys = self.key_format.reservation_keys(&target.keys, &target.key_offsets, call_id);
         if self.client.config.health.server.is_cluster() && cluster_slot(&keys.record) != target.slot() {
@@ -80,7 +84,7 @@ impl<Key: ?Sized> LimiterState<Key> {
                 "a reservation id cannot share the cluster slot of its key: braces in the prefix prevent it; remove them",
             ));
         }
-        let numbers = self.limits().iter().map(number).collect();
+        let numbers = self.limits().iter().enumerate().map(|(index, limit)| number(index, limit)).collect();
         Ok(IdOperation { keys: Arc::new(keys), call_id, max_ids: self.settings.max_ids, repeats, numbers })
     }
 }

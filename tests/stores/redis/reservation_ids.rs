@@ -4,7 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tower_ratelimit::{AcquireOptions, Costs, FixedWindow, Gcra, Limit, Limiter, ManualClock, Quota, Redis, Timestamp};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Costs, Detail, FixedWindow, Gcra, InFlight, Limit, LimitStatus, Limiter, ManualClock,
+    Memory, Quota, Redis, Timestamp,
+};
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, redis_limiter};
@@ -182,4 +185,35 @@ async fn reservation_id_takes_one_call_for_each_operation() {
     assert_eq!(since(), (1, 1, 1), "a settlement");
     assert!(limiter.check("alice", Costs::from(1)).await.expect("an answer").is_allowed());
     assert!(since().1 <= 1, "a decision reads the state only");
+}
+
+/// A request in flight whose id lives longer does not count after the maximum duration. Other limits hold until the expiry.
+#[tokio::test]
+async fn reservation_id_ends_in_flight_after_the_maximum_duration() {
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let limits =
+        (Limit::new("streams", InFlight::new(2).max_duration(MINUTE)), Limit::new("units", FixedWindow::new(HUNDRED)));
+    let memory: BoxLimiter<str> =
+        BoxLimiter::new(Memory::builder(limits.clone()).clock(clock.clone()).build().expect("limits"));
+    for limiter in [memory, with_clock(server.open(), "api", limits, &clock)] {
+        for id in ["a", "b"] {
+            let options = AcquireOptions::cost(1).id(id).expires_in(60 * MINUTE).hold();
+            assert!(acquire(&limiter, "alice", options).await.expect("an answer").decision.is_allowed());
+        }
+        let peek = async || {
+            let options = AcquireOptions::cost(0).detail(Detail::All);
+            let peeked = limiter.peek("alice", options).await.expect("an answer");
+            peeked.limits().iter().map(LimitStatus::remaining).collect::<Vec<_>>()
+        };
+        assert_eq!(peek().await, [0, 98]);
+        clock.advance(MINUTE / 2);
+        assert_eq!(peek().await, [0, 98]);
+        // Redis rounds up by at most a quarter.
+        clock.advance(MINUTE * 3 / 4);
+        assert_eq!(peek().await, [2, 98]);
+        limiter.settle("alice", "a", 0).await.expect("a known id");
+        assert_eq!(peek().await, [2, 99]);
+        limiter.settle("alice", "b", 3).await.expect("a known id");
+        assert_eq!(peek().await, [2, 97]);
+    }
 }

@@ -251,8 +251,10 @@ local function make_holds()
           entry = { id, 0, 0, 0, 0 }
           h.entries[#h.entries + 1] = entry
         end
-        entry[ENTRY.held], entry[ENTRY.expiry] = entry[ENTRY.held] + p.cost, now + template.arg2
-        h.cost, h.span = h.cost + p.cost, max(h.span, template.arg2)
+        -- The id of a group is its expiry and a half.
+        local lasts = is_group(id) and id - 0.5 - now or template.arg2
+        entry[ENTRY.held], entry[ENTRY.expiry] = entry[ENTRY.held] + p.cost, now + lasts
+        h.cost, h.span = h.cost + p.cost, max(h.span, lasts)
         refresh(index, p)
       end
     end

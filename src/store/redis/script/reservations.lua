@@ -10,7 +10,8 @@
 -- Two more keys belong to an id. Both have the cluster slot of the states:
 --
 -- - The *record*, of doubles: the time at which the id is forgotten, the id of its group, the repeats that are allowed (-1
---   if it is settled), and for each limit the cost of the request and the held cost (-1 if the limit holds nothing). Of a
+--   if it is settled), and for each limit the cost of the request and the id of its group there (-1 if the limit holds
+--   nothing): a limit with a maximum duration may hold for a shorter time. Of a
 --   request that is charged once: the repeats that pass in place of the group, then for how long the id is remembered,
 --   the charged costs, and -1.
 -- - The *counts* of the user's key: for each time at which ids are forgotten, the time and the number of these ids.
@@ -167,17 +168,23 @@ local function make_reservations()
 
   -- Returns the span of which all expiries of a lifetime are multiples: at most a quarter of the lifetime, and more than
   -- an eighth. So the groups of all lifetimes are few.
-  local function step_of(template)
+  local function step_of(lifetime)
     local step = MIN_STEP
-    while step * 8 <= template.lifetime do
+    while step * 8 <= lifetime do
       step = step * 2
     end
     return step
   end
 
+  -- Returns the id of the group whose holds expire after this time.
+  local function group_of(lifetime)
+    local step = step_of(lifetime)
+    return ceil((now + lifetime) / step) * step + 0.5
+  end
+
   -- Records a request of these costs, unless the key has too many ids.
   local function record_request(template, cost_of)
-    local step = step_of(template)
+    local step = step_of(template.lifetime)
     local forgotten_at = ceil((now + template.lifetime) / step) * step
     if template.repeats > 0 and count_id(template, forgotten_at) then
       local record = { forgotten_at, template.repeats, forgotten_at - now }
@@ -227,16 +234,16 @@ local function make_reservations()
   -- Holds the costs, and records the id. `counts` has the limits that count the request. Returns the failures by limit, or
   -- nil.
   function this.hold(template, operation, charged_limits, counts)
-    local step = step_of(template)
-    local expiry = ceil((now + template.lifetime) / step) * step
-    local forgotten_at = expiry + ceil(template.lifetime / step) * step
-    local group, hold = expiry + 0.5, { ids = {}, arg2 = expiry - now, record = true }
+    local step, group = step_of(template.lifetime), group_of(template.lifetime)
+    local forgotten_at, hold = group - 0.5 + ceil(template.lifetime / step) * step, { ids = {}, record = true }
     local record = { forgotten_at, group, template.hold_repeats }
     for l = 1, limits do
-      local p, holds_cost = template[l], template.ids[l] ~= 0
-      hold[l], hold.ids[l] = p, holds_cost and -group or 0
+      -- The limit holds for so long at most.
+      local p, most = template[l], template.ids[l]
+      local own = most ~= 0 and group_of(math.min(template.lifetime, most))
+      hold[l], hold.ids[l] = p, own and -own or 0
       record[#record + 1] = p.cost
-      record[#record + 1] = holds_cost and counts[l] and p.cost or -1
+      record[#record + 1] = own and counts[l] and own or -1
     end
     local problems = held_costs.check_hold(hold, operation, charged_limits)
     -- The last check, because it writes.
@@ -297,9 +304,10 @@ local function make_reservations()
       return record == false and INVALID_STATE or UNKNOWN_ID
     end
     for l = 1, limits do
-      local held, actual, released, charged = record[RECORD_WORDS + 2 * l], template.ids[l], 0, 0
-      if record[3] >= 0 and held >= 0 then
-        released, charged = settle_limit(operation[l + 1], template[l], record[2], held, actual < 0 and held or actual)
+      local held, group = record[RECORD_WORDS + 2 * l - 1], record[RECORD_WORDS + 2 * l]
+      local actual, released, charged = template.ids[l], 0, 0
+      if record[3] >= 0 and group >= 0 then
+        released, charged = settle_limit(operation[l + 1], template[l], group, held, actual < 0 and held or actual)
       end
       results[result_count + SETTLED.released], results[result_count + SETTLED.charged] = released, charged
       result_count = result_count + SETTLED.LENGTH
