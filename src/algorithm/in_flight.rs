@@ -111,8 +111,8 @@ impl InFlight {
     ///
     /// Requests end by themselves, so this is for requests whose end the server does not notice: the client of an idle
     /// stream has disconnected, and the server has no keep-alive. Choose a longer time than any request takes. Redis
-    /// stops counting up to half a second later, and a hold with an id up to a quarter of the time later. In memory, a decision also ends the overdue requests of the other
-    /// keys in its shard, so that they keep no slots.
+    /// stops counting up to half a second later, and a hold with an id up to a quarter of the time later. In memory, a
+    /// decision also ends the overdue requests of the other keys in its shard, so that they keep no slots.
     ///
     /// # Panics
     ///

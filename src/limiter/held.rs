@@ -127,7 +127,7 @@ impl Held {
     /// Adds what a limit of the store holds.
     #[inline]
     pub(crate) fn add(&mut self, entry: HeldEntry) {
-        let Some(parts) = self.0.as_mut().filter(|_| entry.kind != HoldKind::UntilEnd || entry.amount > 0) else {
+        let Some(parts) = self.0.as_mut().filter(|_| !entry.is_until_end() || entry.amount > 0) else {
             return;
         };
         // The first part takes the store, so that one part counts no reference.

@@ -94,10 +94,23 @@ pub enum HeldCharge<'a> {
 }
 
 impl HeldEntry {
+    /// Returns what a limit with this cost holds.
+    pub(crate) const fn kind_of(cost: LimitCost, until_end: bool) -> HoldKind {
+        match cost {
+            _ if until_end => HoldKind::UntilEnd,
+            LimitCost::Fixed(_) => HoldKind::Fixed,
+            _ => HoldKind::Settled,
+        }
+    }
+
+    pub(crate) fn is_until_end(&self) -> bool {
+        self.kind == HoldKind::UntilEnd
+    }
+
     /// Returns what the limit charges.
     pub(crate) fn charged(&self, charge: HeldCharge<'_>) -> u64 {
         match charge {
-            _ if self.kind == HoldKind::UntilEnd => 0,
+            _ if self.is_until_end() => 0,
             HeldCharge::Nothing => 0,
             HeldCharge::Held => self.amount,
             HeldCharge::Actual(actual) => self.cost.actual_beyond(self.charge_before, actual, self.amount),

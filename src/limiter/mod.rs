@@ -53,7 +53,7 @@ pub(crate) use self::future::BoxFuture;
 pub use self::future::LimiterFuture;
 pub use self::held::Held;
 pub(crate) use self::held::ReleaseOnDrop;
-pub(crate) use self::held_parts::{HeldCharge, HeldEntry, HoldKind, HoldStore};
+pub(crate) use self::held_parts::{HeldCharge, HeldEntry, HoldStore};
 pub(crate) use self::limits_of_key::LimitOfKey;
 pub use self::limits_of_key::LimitsOfKey;
 pub use self::observed::Observed;

@@ -8,7 +8,7 @@
 //! | read each state | `AlgorithmExt`, `Transition`, `ReadMode`, `InLine`, `LimitReading`, `Counting`, `NearLimit`, `WarnKeys` |
 //! | combine the readings | `HasReading`, `ShareRole`, `Plan` |
 //! | decide after the charges | `LimitNumbers`, `DecisionPart`, `StatusList` |
-//! | hold, and settle | `HeldEntry`, `HeldCharge`, `HoldKind`, `HoldStore`, `ReleaseOnDrop` |
+//! | hold, and settle | `HeldEntry`, `HeldCharge`, `HoldStore`, `ReleaseOnDrop` |
 //! | hold by an id | `CallId` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
@@ -60,7 +60,7 @@ pub(crate) use crate::limit::check_limits;
 /// Implements a store's `Into..Limits` for algorithms, limits, tuples and vectors.
 pub(crate) use crate::limit::impl_into_limits;
 /// The parts of a hold, and how a store settles them.
-pub(crate) use crate::limiter::{HeldCharge, HeldEntry, HoldKind, HoldStore, ReleaseOnDrop};
+pub(crate) use crate::limiter::{HeldCharge, HeldEntry, HoldStore, ReleaseOnDrop};
 /// Wakes requests that wait for capacity.
 pub(crate) use crate::limiter::{LimitOfKey, any_queue, capacity_added, capacity_released, limit_id};
 /// Atomics and locks, real or of loom.

@@ -14,7 +14,7 @@ use crate::decision::{AcquireOptions, Decision};
 use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::Held;
-use crate::store::inner::{AlgorithmExt as _, HeldEntry, HoldKind, InLine, ShareRole, capacity_released, limit_id};
+use crate::store::inner::{AlgorithmExt as _, HeldEntry, InLine, ShareRole, capacity_released, limit_id};
 
 /// A limit with its table, and the part of the key by which it counts.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
@@ -161,13 +161,7 @@ impl<C: AlgorithmSelector> LimitTable<C> {
     /// Returns the record of a hold, which has a number and a deadline, or zeros.
     pub(super) fn entry(&self, key: u64, amount: u64, (id, at): (u64, u64), charge_before: u64) -> HeldEntry {
         let (table, cost) = (self.table.id(), self.limit.cost());
-        let kind = if C::Algorithm::HELD_UNTIL_END {
-            HoldKind::UntilEnd
-        } else if cost.is_fixed() {
-            HoldKind::Fixed
-        } else {
-            HoldKind::Settled
-        };
+        let kind = HeldEntry::kind_of(cost, C::Algorithm::HELD_UNTIL_END);
         HeldEntry { table, key, id, at, amount, cost, charge_before, kind }
     }
 

@@ -22,7 +22,7 @@ use foldhash::quality::RandomState;
 use crate::clock::Timestamp;
 use crate::decision::{Costs, ReservationId};
 use crate::error::Error;
-use crate::store::inner::{CallId, HeldEntry, HoldKind, latest_end, micros_floor};
+use crate::store::inner::{CallId, HeldEntry, latest_end, micros_floor};
 
 /// The holds with an id of one limiter.
 pub(super) struct Reservations {
@@ -203,7 +203,7 @@ impl Records {
         let record = self.by_id.get_mut(&key)?;
         record.phase = Phase::Expired;
         self.ended.insert(record.due(), key);
-        record.limits.iter_mut().filter(|entry| entry.kind != HoldKind::UntilEnd).for_each(|entry| entry.at = at);
+        record.limits.iter_mut().filter(|entry| !entry.is_until_end()).for_each(|entry| entry.at = at);
         Some(&record.limits)
     }
 

@@ -7,7 +7,7 @@ use super::table::TableFull;
 use super::transaction_limit::read_clock;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::store::inner::{HeldCharge, HeldEntry, HoldKind, HoldStore};
+use crate::store::inner::{HeldCharge, HeldEntry, HoldStore};
 
 /// The time of a settlement in a store, by the store's address.
 type SettledAt = Option<(usize, Timestamp)>;
@@ -41,7 +41,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
         // limit of all does, and allow what that one denies. A request in flight ends without a time.
         let store = std::ptr::from_ref(self).addr();
         let mut now = match *settled_at {
-            _ if entry.kind == HoldKind::UntilEnd => Timestamp::EPOCH,
+            _ if entry.is_until_end() => Timestamp::EPOCH,
             Some((id, at)) if id == store => at,
             _ => read_clock(&self.clock),
         };
@@ -51,7 +51,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
                 settled = settled.and(table.settle(entry, actual, &mut now, &self.clock));
             }
         });
-        if entry.kind != HoldKind::UntilEnd {
+        if !entry.is_until_end() {
             *settled_at = Some((store, now));
         }
         settled
