@@ -239,7 +239,7 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     ///
     /// Only algorithms of this crate implement it, as `decide_in_line`.
     #[doc(hidden)]
-    #[inline(always)]
+    #[inline]
     fn snapshot_of_next(&self, next: &<Self::State as State>::Next, now: Timestamp, _: InLine) -> Option<LazySnapshot> {
         match Self::State::next_state(next) {
             Some(state) => Some(self.snapshot(state, now)),

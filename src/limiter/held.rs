@@ -252,8 +252,9 @@ impl Held {
             let mut ended = Ended::default();
             for part in parts.parts.extract_if(.., |part| part.kind() == HoldKind::Fixed) {
                 ended.end(part, &Costs::new(), true);
+                // Each at once: an algorithm that panics in a later part loses none.
+                ended.detach_calls();
             }
-            ended.into_future().detach();
         }
     }
 
@@ -339,7 +340,7 @@ impl Held {
         Some(first)
     }
 
-    /// Ends all parts, once. Without actual costs, charges what is held.
+    /// Ends all parts, once. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
     fn end(&mut self, actual: &Costs, admitted: bool) -> LimiterFuture<()> {
         let mut ended = Ended::default();
         // One by one, in their order: if a part panics, the drop of the guard ends the others.

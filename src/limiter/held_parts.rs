@@ -178,6 +178,12 @@ impl Ended {
         self.error.is_none() && self.calls.is_none()
     }
 
+    pub(super) fn detach_calls(&mut self) {
+        if let Some(calls) = self.calls.take() {
+            calls.detach();
+        }
+    }
+
     pub(super) fn into_future(self) -> LimiterFuture<()> {
         let result = LimiterFuture::ready(self.error.map_or(Ok(()), Err));
         match self.calls {

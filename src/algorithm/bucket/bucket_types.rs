@@ -15,7 +15,7 @@ macro_rules! bucket_algorithm {
         }
 
         // The rate is this quota's, so the function of the snapshot is known.
-        #[inline(always)]
+        #[inline]
         fn snapshot_of_next(&self, next: &[u64; 4], now: Timestamp, _: InLine) -> Option<LazySnapshot> {
             Some(self.kernel.snapshot_of_own(next, now))
         }

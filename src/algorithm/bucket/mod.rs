@@ -293,7 +293,7 @@ impl Bucket {
     }
 
     /// Returns the snapshot of a state of this quota, from which the clock has not stepped back too far.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn snapshot_of_own(
         &self,
         &[ticks, fraction, _, last_charged_at]: &[u64; 4],
