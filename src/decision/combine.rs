@@ -15,7 +15,7 @@ use super::reading::{Counting, HasReading, LimitReading};
 use super::shares::{ShareRole, combine_shares};
 use super::status::LimitStatus;
 use super::status_list::StatusList;
-use super::verdict::{PackedVerdict, Verdict};
+use super::verdict::Verdict;
 use super::{Decision, DecisionSource};
 use crate::clock::Timestamp;
 
@@ -177,23 +177,18 @@ impl Plan {
         options: AcquireOptions,
         mut parts: impl Iterator<Item = P>,
     ) -> Decision {
+        let mut decision = Decision::without_limit(decided_at, self.verdict);
+        decision.source = DecisionSource::Store;
+        decision.supports_scheduling = self.schedules;
+        decision.flags.set(DecisionFlags::ESTIMATE, self.is_estimate && !self.verdict.is_allowed());
         let lists_all = self.limits > 1 && options.lists_all(self.verdict);
-        let (most_restrictive, all_limits) = if lists_all || self.has_shadows || (self.has_marks && self.limits > 1) {
-            list(parts.map(P::into_status).collect(), lists_all)
+        if lists_all || self.has_shadows || (self.has_marks && self.limits > 1) {
+            decision.list(parts.map(P::into_status).collect(), lists_all);
         } else {
             let strictest = if self.limits == 1 { parts.next() } else { most_restrictive(parts) };
-            (strictest.map(P::into_status), StatusList::EMPTY)
-        };
-        Decision {
-            verdict: PackedVerdict::pack(self.verdict),
-            source: DecisionSource::Store,
-            supports_scheduling: self.schedules,
-            flags: DecisionFlags::NONE,
-            decided_at,
-            most_restrictive,
-            all_limits,
+            decision.most_restrictive = strictest.map(P::into_status);
         }
-        .with_estimate(self.is_estimate && !self.verdict.is_allowed())
+        decision
     }
 }
 
@@ -286,30 +281,6 @@ fn most_restrictive<P: DecisionPart>(parts: impl Iterator<Item = P>) -> Option<P
     Some(strictest.1)
 }
 
-/// Returns the most restrictive limit, and the limits that the decision lists: all, or the most restrictive one, the
-/// shadows, and those that are near.
-#[cold]
-fn list(mut statuses: StatusList, lists_all: bool) -> (Option<LimitStatus>, StatusList) {
-    let listed = statuses.get().unwrap_or_default();
-    let strictest = most_restrictive(listed.iter().enumerate());
-    let (index, strictest) = strictest.map_or((None, None), |(index, status)| (Some(index), Some(status.clone())));
-    // Beside shadows alone, the one enforced limit is the most restrictive one.
-    let is_one_beside_shadows = index.is_some() && listed.iter().filter(|status| !status.is_shadow()).nth(1).is_none();
-    if !lists_all && !is_one_beside_shadows {
-        let mut next = 0..;
-        statuses.retain_mut(|status| {
-            let is_listed = next.next() == index || status.is_shadow();
-            if !is_listed && status.is_near_limit() {
-                status.near = status.near.with(NearLimit::LISTED_AS_NEAR);
-            }
-            is_listed || status.is_near_limit()
-        });
-    }
-    let count = statuses.get().map_or(0, <[_]>::len);
-    let is_listed_by_itself = !lists_all && index.is_some() && count == 1;
-    (strictest, if is_listed_by_itself { StatusList::EMPTY } else { statuses })
-}
-
 impl DecisionPart for (usize, &LimitStatus) {
     fn is_shadow(&self) -> bool {
         self.1.is_shadow()
@@ -353,18 +324,50 @@ impl Decision {
         statuses: StatusList,
         lists_all: bool,
     ) -> Self {
-        let (most_restrictive, all_limits) = list(statuses, lists_all);
-        let decision = Self::without_limit(decided_at, Verdict::Allowed).with_source(DecisionSource::Store);
-        Self { supports_scheduling, most_restrictive, all_limits, ..decision }
+        let mut decision = Self::without_limit(decided_at, Verdict::Allowed);
+        decision.source = DecisionSource::Store;
+        decision.supports_scheduling = supports_scheduling;
+        decision.list(statuses, lists_all);
+        decision
     }
 
     /// Creates a decision of several limits that lists all of them; without a limit it is allowed.
     pub fn from_limits(decided_at: Timestamp, limits: Vec<LimitStatus>) -> Self {
         let verdicts = limits.iter().filter(|status| !status.is_shadow()).map(LimitStatus::verdict);
         let verdict = verdicts.fold(Verdict::Allowed, Verdict::stricter_of);
-        let (most_restrictive, all_limits) = list(limits.into_iter().collect(), true);
-        let decision = Self::without_limit(decided_at, verdict).with_source(DecisionSource::Store);
-        Self { most_restrictive, all_limits, ..decision }
+        let mut decision = Self::without_limit(decided_at, verdict);
+        decision.source = DecisionSource::Store;
+        decision.list(limits.into_iter().collect(), true);
+        decision
+    }
+
+    /// Adds the most restrictive limit, and the limits that the decision lists: all, or the most restrictive one, the
+    /// shadows, and those that are near.
+    // In place: row "shadow" of benches/figures.md.
+    #[cold]
+    fn list(&mut self, mut statuses: StatusList, lists_all: bool) {
+        let listed = statuses.get().unwrap_or_default();
+        let strictest = most_restrictive(listed.iter().enumerate());
+        let index = strictest.map(|(index, _)| index);
+        self.most_restrictive = strictest.map(|(_, status)| status.clone());
+        // Beside shadows alone, the one enforced limit is the most restrictive one.
+        let is_one_beside_shadows =
+            index.is_some() && listed.iter().filter(|status| !status.is_shadow()).nth(1).is_none();
+        if !lists_all && !is_one_beside_shadows {
+            let mut next = 0..;
+            statuses.retain_mut(|status| {
+                let is_listed = next.next() == index || status.is_shadow();
+                if !is_listed && status.is_near_limit() {
+                    status.near = status.near.with(NearLimit::LISTED_AS_NEAR);
+                }
+                is_listed || status.is_near_limit()
+            });
+        }
+        let count = statuses.get().map_or(0, <[_]>::len);
+        let is_listed_by_itself = !lists_all && index.is_some() && count == 1;
+        if !is_listed_by_itself {
+            self.all_limits = statuses;
+        }
     }
 
     /// Merges the decisions of limiters that must all allow the request, each with limits of its own.
@@ -376,8 +379,7 @@ impl Decision {
         let mut decision = Self::without_limit(decided_at, verdict);
         // Otherwise a policy made the verdict, and no limit did.
         if listed.verdict() == verdict {
-            (decision.most_restrictive, decision.all_limits) =
-                list(listed.limits().iter().cloned().collect(), options.lists_all(verdict));
+            decision.list(listed.limits().iter().cloned().collect(), options.lists_all(verdict));
         }
         // The source of a limiter that denied; if both allowed, of one that did not decide by its store.
         let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());

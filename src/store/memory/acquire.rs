@@ -31,7 +31,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         {
             return Ok(decision.into());
         }
-        if !options.keeps_guard && self.shared.any_limit(|limit| limit.info().is_held_until_end()) {
+        let has_flights = self.shared.any_limit(|limit| limit.info().is_held_until_end());
+        if !options.keeps_guard && has_flights {
             return Err(Error::guard_not_kept());
         }
         if let Some(reserve) = options.reserve() {
@@ -41,8 +42,9 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
             let (decision, entries, charged_for) = self.acquire_once(key, *options, once)?;
             return Ok(self.outcome(options, decision, Some(self.guard(options, &entries)), charged_for));
         }
-        // Released if nothing is decided, or if an algorithm panics.
-        let mut held = ReleaseOnDrop::new((options.hold || options.keeps_guard).then(|| self.guard(options, &[])));
+        // Released if nothing is decided, or if an algorithm panics. Rates alone hold nothing for a guard: row "memory Vec
+        // of two limits" of benches/figures.md.
+        let mut held = ReleaseOnDrop::new((options.hold || has_flights).then(|| self.guard(options, &[])));
         self.shared.end_due();
         // An uncommon case was tried above.
         if not_decided != NotDecided::Uncommon

@@ -1,9 +1,11 @@
 //! The plain case of limits of any types, and of holds, if all limits allow at once.
 
+use std::ops::Deref;
+
 use super::charged::Charged;
 use super::part::Part;
 use super::table::Keys;
-use super::transaction_limit::AcquireContext;
+use super::transaction_limit::{AcquireContext, TransactionLimit};
 use crate::algorithm::Algorithm;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{Decision, Verdict};
@@ -78,6 +80,19 @@ impl<'p> PlainChain<'p> {
 
 /// Charges limits of any types in the plain case, or holds. `None`, with nothing charged or held, leaves the request to the transaction.
 // Row "memory Vec of two limits" of benches/figures.md: the transaction takes four times as long.
+pub(super) fn try_limits<'a, Key: ?Sized + 'a, L>(
+    limits: &[L],
+    context: &AcquireContext<'_, Key>,
+    mut held: Option<&mut Held>,
+) -> Option<Decision>
+where
+    L: Deref<Target = dyn TransactionLimit<Key> + 'a>,
+{
+    let mut decided = None;
+    with_parts_of(limits, context, None, &mut |parts| decided = try_parts(parts, context, held.as_deref_mut()));
+    decided
+}
+
 pub(super) fn try_parts<Key: ?Sized>(
     parts: Option<&PartList<'_>>,
     context: &AcquireContext<'_, Key>,
@@ -123,5 +138,23 @@ impl<'a> PartList<'a> {
     /// Returns the parts of a list.
     pub(super) fn iter(list: Option<&'a Self>) -> impl Iterator<Item = &'a dyn Part> {
         std::iter::successors(list, |list| list.rest).map(|list| list.part)
+    }
+}
+
+/// Runs `f` on the parts of the `limits` that apply, and then of the `rest`.
+#[inline]
+pub(super) fn with_parts_of<'a, Key: ?Sized + 'a, L>(
+    limits: &[L],
+    context: &AcquireContext<'_, Key>,
+    rest: Option<&PartList<'_>>,
+    f: &mut dyn FnMut(Option<&PartList<'_>>),
+) where
+    L: Deref<Target = dyn TransactionLimit<Key> + 'a>,
+{
+    let Some((last, limits)) = limits.split_last() else { return f(rest) };
+    let applies =
+        last.with_part(context, &mut |part| with_parts_of(limits, context, Some(&PartList { part, rest }), &mut *f));
+    if !applies {
+        with_parts_of(limits, context, rest, f);
     }
 }

@@ -1,7 +1,6 @@
 use std::hash::Hash;
-use std::ops::Deref;
 
-use super::chain::{self, PartList};
+use super::chain::{self, PartList, with_parts_of};
 use super::charged;
 use super::limit_table::KeyedTable;
 use super::plain::{self, PlainLimit};
@@ -180,7 +179,7 @@ macro_rules! tuple {
             fn try_complete(
                 tables: &Self::Tables,
                 context: &AcquireContext<'_, Key>,
-                mut held: Option<&mut Held>,
+                held: Option<&mut Held>,
             ) -> Option<Decision> {
                 // Without holds: row "shadow" of benches/figures.md, 1.5 times as long by the chain.
                 let holds = context.options.hold
@@ -191,9 +190,8 @@ macro_rules! tuple {
                     let (now, ($($charged,)+)) = charged.ok()?;
                     return charged::decision([$($charged),+], now, context.options.lists_all(Verdict::Allowed));
                 }
-                let mut decided = None;
-                Self::with_parts(tables, context, &mut |parts| decided = chain::try_parts(parts, context, held.as_deref_mut()));
-                decided
+                let limits = [$(&tables.$index as &dyn TransactionLimit<Key>),+];
+                chain::try_limits(&limits, context, held)
             }
 
             fn with_parts(
@@ -223,24 +221,6 @@ tuple!(7: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2
     E e e_keys e_charged 4, F f f_keys f_charged 5, G g g_keys g_charged 6);
 tuple!(8: A a a_keys a_charged 0, B b b_keys b_charged 1, C c c_keys c_charged 2, D d d_keys d_charged 3,
     E e e_keys e_charged 4, F f f_keys f_charged 5, G g g_keys g_charged 6, H h h_keys h_charged 7);
-
-/// Runs `f` on the parts of the `limits` that apply, and then of the `rest`.
-#[inline]
-pub(super) fn with_parts_of<'a, Key: ?Sized + 'a, L>(
-    limits: &[L],
-    context: &AcquireContext<'_, Key>,
-    rest: Option<&PartList<'_>>,
-    f: &mut dyn FnMut(Option<&PartList<'_>>),
-) where
-    L: Deref<Target = dyn TransactionLimit<Key> + 'a>,
-{
-    let Some((last, limits)) = limits.split_last() else { return f(rest) };
-    let applies =
-        last.with_part(context, &mut |part| with_parts_of(limits, context, Some(&PartList { part, rest }), &mut *f));
-    if !applies {
-        with_parts_of(limits, context, rest, f);
-    }
-}
 
 /// The maximum number of limits of a decision that allocates nothing.
 pub(super) const INLINE_LIMITS: usize = 8;

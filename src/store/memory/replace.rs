@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use super::chain::{self, PartList};
+use super::chain::{self, PartList, with_parts_of};
 use super::limit_table::KeyedTable;
-use super::limits::{MemoryLimits, with_parts_of};
+use super::limits::MemoryLimits;
 use super::transaction_limit::{AcquireContext, Capacity, NotDecided, TransactionLimit};
 use crate::decision::Decision;
 use crate::error::Error;
@@ -150,6 +150,13 @@ impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided> {
         match tables.now.load().as_slice() {
             [one] => one.try_acquire(context),
+            // Row "memory Vec of two limits" of benches/figures.md: 1.13 times as long by `try_complete`, and 1.3 times in
+            // the layer.
+            tables if !context.options.hold && !context.options.has_units() => {
+                let mut decided = None;
+                with_parts_of(tables, context, None, &mut |parts| decided = chain::try_parts(parts, context, None));
+                decided.ok_or(NotDecided::NotApplicable)
+            }
             _ => Err(NotDecided::NotApplicable),
         }
     }
@@ -157,17 +164,13 @@ impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
     fn try_complete(
         tables: &Self::Tables,
         context: &AcquireContext<'_, Key>,
-        mut held: Option<&mut Held>,
+        held: Option<&mut Held>,
     ) -> Option<Decision> {
         match tables.now.load().as_slice() {
             [one] => one.try_complete(context, held),
-            tables => {
-                let mut decided = None;
-                with_parts_of(tables, context, None, &mut |parts| {
-                    decided = chain::try_parts(parts, context, held.as_deref_mut());
-                });
-                decided
-            }
+            // `try_acquire` has tried it.
+            _ if held.is_none() && !context.options.has_units() => None,
+            tables => chain::try_limits(tables, context, held),
         }
     }
 
