@@ -26,30 +26,25 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
     {
         let (key, options) = (context.key, &context.options);
         self.check_units(options)?;
-        if not_decided == NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, context, None)
-        {
-            return Ok(decision.into());
-        }
-        let has_flights = self.shared.any_limit(|limit| limit.info().is_held_until_end());
-        if !options.keeps_guard && has_flights {
-            return Err(Error::guard_not_kept());
-        }
-        if let Some(reserve) = options.reserve() {
-            return self.hold_with_id(key, *options, reserve);
-        }
-        if let Some(once) = options.charged_once() {
-            let (decision, entries, charged_for) = self.acquire_once(key, *options, once)?;
-            return Ok(self.outcome(options, decision, Some(self.guard(options, &entries)), charged_for));
-        }
-        // Released if nothing is decided, or if an algorithm panics. Rates alone hold nothing for a guard: row "memory Vec
-        // of two limits" of benches/figures.md.
-        let mut held = ReleaseOnDrop::new((options.hold || has_flights).then(|| self.guard(options, &[])));
         self.shared.end_due();
-        // An uncommon case was tried above.
-        if not_decided != NotDecided::Uncommon
-            && let Some(decision) = L::try_complete(&self.shared.tables, context, held.held_mut())
-        {
+        // Released if nothing is decided, or if an algorithm panics.
+        let mut held = ReleaseOnDrop::new(None);
+        if not_decided == NotDecided::NotApplicable {
+            let has_flights = self.shared.any_limit(|limit| limit.info().is_held_until_end());
+            if !options.keeps_guard && has_flights {
+                return Err(Error::guard_not_kept());
+            }
+            if let Some(reserve) = options.reserve() {
+                return self.hold_with_id(key, *options, reserve);
+            }
+            if let Some(once) = options.charged_once() {
+                let (decision, entries, charged_for) = self.acquire_once(key, *options, once)?;
+                return Ok(self.outcome(options, decision, Some(self.guard(options, &entries)), charged_for));
+            }
+            // Rates alone hold nothing for a guard: row "memory Vec of two limits" of benches/figures.md.
+            held = ReleaseOnDrop::new((options.hold || has_flights).then(|| self.guard(options, &[])));
+        }
+        if let Some(decision) = L::try_complete(&self.shared.tables, context, held.held_mut()) {
             return Ok(self.outcome(options, decision, held.into_held(), None));
         }
         let (decision, entries) = self.shared.acquire(context);
