@@ -236,8 +236,10 @@ impl<Key: ?Sized> Redis<Key> {
             state.leases.iter().for_each(|leases| leases.close());
             state
         };
-        let Some(leases) = &state.leases else { return Ok(()) };
-        leases.release_all(&*state.lease_sender, state.client.config.deadline * 2).await
+        for (leases, sender) in state.unreleased_leases() {
+            leases.release_all(&*sender, state.client.config.deadline * 2).await?;
+        }
+        Ok(())
     }
 
     /// Returns the name in Redis of a key of a limit.

@@ -30,6 +30,8 @@ pub(super) struct LimiterState<Key: ?Sized> {
     hash_tag: Option<HashTag<Key>>,
     pub(super) leases: Option<Arc<LeaseBook>>,
     pub(super) lease_sender: Arc<LeaseSender>,
+    /// The leases of earlier limits that were not released when these limits replaced them.
+    earlier_leases: Vec<(Arc<LeaseBook>, Arc<LeaseSender>)>,
     /// Registers this limiter for the conflict warnings of other limiters.
     _registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
@@ -77,6 +79,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some(), settings.hold_expiry));
         let client = earlier.map_or_else(|| new_client(&settings), |earlier| Arc::clone(&earlier.client));
         let state = Self {
+            earlier_leases: earlier.map_or_else(Vec::new, Self::unreleased_leases),
             lease_sender: Arc::new(LeaseSender { client: Arc::clone(&client), limits: Arc::clone(&limits) }),
             client,
             limits,
@@ -89,6 +92,12 @@ impl<Key: ?Sized> LimiterState<Key> {
             last_template: ArcSwapOption::empty(),
         };
         Ok((state, conflicts))
+    }
+
+    /// Returns the leases that are not released, each with what releases them.
+    pub(super) fn unreleased_leases(&self) -> Vec<(Arc<LeaseBook>, Arc<LeaseSender>)> {
+        let own = self.leases.iter().map(|leases| (Arc::clone(leases), Arc::clone(&self.lease_sender)));
+        own.chain(self.earlier_leases.iter().cloned()).filter(|(leases, _)| leases.len() > 0).collect()
     }
 
     /// Returns a builder of the next state.

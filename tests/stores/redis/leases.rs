@@ -290,6 +290,22 @@ async fn closed_limiter_has_no_leases_after_replace() {
     assert_eq!(rest(server.open(), FixedWindow::new(QUOTA), "alice").await, LIMIT - before - 1_000);
 }
 
+/// Nothing runs after `close`, as at the end of a process.
+#[test]
+fn close_waits_for_the_leases_of_limits_that_were_replaced() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (server, ending, other, mut admitted) = (Server::start(), runtime(), runtime(), Admitted::default());
+    ending.block_on(async {
+        let limiter = leased(server.open(), FixedWindow::new(QUOTA));
+        until_many_leased(std::slice::from_ref(&limiter), "alice", &mut admitted).await;
+        limiter.replace(FixedWindow::new(QUOTA)).expect("limits");
+        limiter.close().await.expect("released");
+    });
+    drop(ending);
+    let left = other.block_on(rest(server.open(), FixedWindow::new(QUOTA), "alice"));
+    assert_eq!(admitted.all() + left, LIMIT);
+}
+
 /// A thread that watches a file has no runtime.
 #[test]
 fn rotate_secret_outside_of_a_runtime_releases_leases() {

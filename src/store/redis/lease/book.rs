@@ -171,7 +171,7 @@ impl LeaseBook {
     }
 
     /// The number of leases.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.leases().live.len()
     }
 
