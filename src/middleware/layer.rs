@@ -215,6 +215,7 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// | Request | Charge |
     /// |---|---|
     /// | a repeat with a greater cost | the difference; a smaller cost charges nothing |
+    /// | a repeat of a request that settled with cost 0 | the whole cost, and it counts as one of the repeats |
     /// | two requests with one id at the same time | one of them; the other one is its repeat |
     /// | a repeat at another replica that shares the limiter's Redis | none |
     /// | the same id with another method or path, or of another key | the whole cost |

@@ -122,9 +122,11 @@ impl<Key: ?Sized> RedisBuilder<Key> {
     /// when the process has died. Default: [`DEFAULT_HOLD_EXPIRY`](Self::DEFAULT_HOLD_EXPIRY).
     ///
     /// A process renews its holds three times in that time, in the background, so a hold lasts as long as its guard. With
-    /// tens of thousands of holds, a longer time saves work of Redis: see the page "Redis sizing" of the guide. If
-    /// the process cannot reach Redis for that time, Redis charges the whole held costs. All limiters with one name
-    /// should have the same setting.
+    /// tens of thousands of holds, a longer time saves work of Redis: see the page "Redis sizing" of the guide. If no
+    /// renewal reaches Redis for that time, Redis charges the whole held costs. An outage that begins before a renewal may
+    /// last two thirds of that time, including the seconds until decisions succeed again (see the page "Redis" of the
+    /// guide): with a setting of a few seconds, holds may expire in a shorter outage. All limiters with one name should have
+    /// the same setting.
     pub fn hold_expiry(mut self, expiry: Duration) -> Self {
         self.settings.hold_expiry = expiry;
         self
