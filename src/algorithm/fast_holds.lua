@@ -107,7 +107,7 @@ if fast == 2 then
       end
     end
     if fast == 0 or sum ~= held or own_at == 0 and (not is_new or entries == BOUND.max_entries)
-        or not is_hold and repeats > 1 then
+        or not is_hold and (repeats > 1 or ends == 2) then
       fast = 0
       break
     end
@@ -155,7 +155,7 @@ if fast == 2 then
       end
     else
       local released, charged = max(0, sum_released - own_released), max(0, sum_charged - own_charged)
-      if ends > 0 then
+      if ends == 1 then
         released = max(released, own_held - in_flight)
       end
       if released > own_held then

@@ -168,13 +168,14 @@ async fn hold_beyond_64_sessions_of_a_key_is_an_error() {
     assert_eq!(used(&one_more, "alice").await, 1);
 }
 
-/// Each round loses the reply to a hold, and the process has one guard more. Redis soon holds what the guards hold.
+/// Each round loses the reply to a hold, and the process has one guard more. Redis soon holds what the guards hold, in few
+/// entries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_without_a_reply_is_released_while_older_guards_live() {
     async fn check(name: &str, limits: impl IntoRedisLimits<str> + Clone) {
         let server = LossyServer::with(limits);
         let (guards, mut lost) = (Mutex::new(Vec::new()), 0);
-        for round in 1..=4 {
+        for round in 1..=10 {
             let hold = || async {
                 let outcome = acquire(&server.limiter, "alice", AcquireOptions::cost(3).hold()).await?;
                 guards.lock().expect("no panic").push(outcome.held.expect("the limit allows the hold"));
@@ -183,7 +184,9 @@ async fn hold_without_a_reply_is_released_while_older_guards_live() {
             lost += u64::from(server.lose_a_reply(hold).await);
             wait_for_usage(&server.direct, "alice", 3 * round).await;
         }
-        assert!(lost > 1, "{name}: {lost} replies were lost");
+        assert!(lost > 7, "{name}: {lost} replies were lost");
+        // Of 40 bytes each, behind at most 168 bytes.
+        assert!(length(&server.server) <= 168 + 5 * 40, "{name}: {} bytes", length(&server.server));
         let guards = guards.into_inner().expect("no panic");
         // The last cut may meet these replies. Then the process repeats the settlements.
         drop(join_all(guards.into_iter().map(Held::release)).await);
@@ -196,9 +199,11 @@ async fn hold_without_a_reply_is_released_while_older_guards_live() {
     check("several limits", (Limit::new("a", InFlight::new(100)), Limit::new("b", Gcra::new(HUNDRED)))).await;
 }
 
-/// The length of the key's value in bytes.
+/// The length of the first key's value in bytes, of a log of its header.
 fn length(server: &Server) -> i64 {
-    server.number(&["STRLEN", &server.keys()[0]])
+    let length = "return #(redis.call('TYPE', KEYS[1]).ok == 'list' and redis.call('LINDEX', KEYS[1], 0) or \
+                  redis.call('GET', KEYS[1]))";
+    server.number(&["EVAL", length, "1", &server.keys()[0]])
 }
 
 #[tokio::test]
@@ -481,7 +486,8 @@ fn hold_in_an_undriven_runtime() {
 async fn hold_and_settlement_without_memory_name_the_cause() {
     let server = Server::start();
     let limiter = limiter(&server, Duration::from_secs(60));
-    let held = hold(&limiter, "alice", 10).await;
+    let (_older, held) = (hold(&limiter, "alice", 1).await, hold(&limiter, "alice", 10).await);
+    let one = length(&server);
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let failed = acquire(&limiter, "alice", AcquireOptions::default().hold()).await.expect_err("no memory");
     assert!(failed.to_string().contains("out of memory"), "{failed}");
@@ -490,7 +496,9 @@ async fn hold_and_settlement_without_memory_name_the_cause() {
     let source = std::error::Error::source(&unconfirmed).expect("a cause").to_string();
     assert!(source.contains("out of memory"), "{source}");
     server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    wait_for_usage(&limiter, "alice", 4).await;
+    let _held = hold(&limiter, "alice", 1).await;
+    wait_for_usage(&limiter, "alice", 6).await;
+    assert_eq!(length(&server), one, "the hold that was rejected left an entry");
 }
 
 /// Leases and holds have bounds of their own.

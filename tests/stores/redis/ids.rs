@@ -35,7 +35,7 @@ pub(crate) struct LossyServer {
     proxy: Proxy,
     pub(crate) limiter: Redis<str>,
     pub(crate) direct: Redis<str>,
-    _server: Server,
+    pub(crate) server: Server,
 }
 
 impl LossyServer {
@@ -49,7 +49,7 @@ impl LossyServer {
         let address = RedisServer::open(&format!("redis://{}", proxy.address)).expect("an address");
         let limiter = Redis::builder(address, "api", limits.clone()).deadline(LONG_DEADLINE).hold_expiry(10 * MINUTE);
         let (limiter, direct) = (limiter.build().expect("limits"), redis_limiter(server.open(), "api", limits));
-        Self { proxy, limiter, direct, _server: server }
+        Self { proxy, limiter, direct, server }
     }
 
     /// Loses the next reply, and calls until an answer arrives. Returns whether a reply was lost.

@@ -145,9 +145,13 @@ impl QueuedOperation {
     }
 
     /// Completes the operation after a call without a result.
-    pub(crate) fn fail(self, failure: &Failure) {
-        if let (OperationKind::Update(update), true) = (&self.kind, failure.is_rejected) {
-            update.reject();
+    pub(crate) fn fail(mut self, failure: &Failure) {
+        match &mut self.kind {
+            OperationKind::Update(update) if failure.is_rejected => update.reject(),
+            OperationKind::Hold(_, _, pending) if failure.is_rejected => {
+                pending.take().into_iter().for_each(PendingHold::denied);
+            }
+            _ => {}
         }
         let has_replied = failure.is_rejected || failure.server_responded;
         let may_be_held = !has_replied && matches!(self.kind, OperationKind::Hold(_, _, Some(_)));

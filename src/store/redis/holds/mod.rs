@@ -19,6 +19,13 @@
 //! new session. Without this rule a hold could recreate an expired session with sums of zero, and the next update would
 //! apply old settlements again.
 //!
+//! # Lost replies
+//!
+//! If the reply to a hold is lost, the process does not know what the server holds for the session. The call may also
+//! arrive later, on a connection that was given up. So the session accepts no more holds until its next update has renamed
+//! it on the server, and released there what exceeds the guards. Late calls name the earlier id, and change nothing. Further
+//! holds join another session meanwhile. So a process has few entries on a key, however many replies are lost.
+//!
 //! # Expiry
 //!
 //! The process renews each session three times per expiry: the one that expires first comes first, and the renewals of many

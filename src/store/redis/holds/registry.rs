@@ -94,7 +94,8 @@ impl HoldRegistry {
             }
             let key = (Arc::<[u8]>::from(key(index)), params);
             // `join` counts a pending hold, so it must succeed for one session only.
-            let open = self.sessions().schedule.open.get(&key).filter(|open| open.join(self.expiry)).cloned();
+            let join = |sessions: &Vec<Arc<Session>>| sessions.iter().find(|open| open.join(self.expiry)).cloned();
+            let open = self.sessions().schedule.open.get(&key).and_then(join);
             let known = open.or_else(|| new.0.get(&key).filter(|new| new.join(self.expiry)).cloned());
             let target = || Arc::new(SessionTarget::new(limits, index, own, algorithm, self.expiry));
             let session = known.unwrap_or_else(|| {
@@ -120,9 +121,10 @@ impl HoldRegistry {
     pub(super) fn open(self: &Arc<Self>, session: &Arc<Session>) {
         let key = (Arc::clone(&session.key), session.params.clone());
         let mut sessions = self.sessions();
-        let known = sessions.schedule.open.entry(key).or_insert_with(|| Arc::clone(session));
-        if known.is_closed() {
-            *known = Arc::clone(session);
+        let open = sessions.schedule.open.entry(key).or_default();
+        open.retain(|known| !known.is_closed());
+        if !open.iter().any(|known| Arc::ptr_eq(known, session)) {
+            open.push(Arc::clone(session));
         }
         drop(sessions);
         self.track(session);

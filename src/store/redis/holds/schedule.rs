@@ -14,8 +14,8 @@ pub(super) type SessionKey = (Arc<[u8]>, Vec<u64>);
 /// A session is visited when it must be renewed. So the session that expires first comes first. The updates of many
 /// sessions that are due at once are spread over a quarter of the expiry, of which two thirds are left then.
 pub(super) struct Schedule {
-    /// The sessions that accept more holds.
-    pub(super) open: HashMap<SessionKey, Arc<Session>>,
+    /// The sessions that accept more holds, or will when they are renamed. There are several after lost replies.
+    pub(super) open: HashMap<SessionKey, Vec<Arc<Session>>>,
     visits: BTreeMap<(Instant, u64), Arc<Session>>,
     /// By key the number of sessions whose creating calls are in flight.
     pub(super) creating: HashMap<Arc<[u8]>, usize>,
@@ -88,7 +88,9 @@ impl Schedule {
 
     fn forget(&mut self, session: &Arc<Session>) {
         let key = (Arc::clone(&session.key), session.params.clone());
-        if self.open.get(&key).is_some_and(|open| Arc::ptr_eq(open, session)) {
+        let Some(open) = self.open.get_mut(&key) else { return };
+        open.retain(|known| !Arc::ptr_eq(known, session));
+        if open.is_empty() {
             self.open.remove(&key);
         }
     }

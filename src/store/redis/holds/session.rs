@@ -13,6 +13,7 @@ use crate::store::redis::script::{
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
+    /// The first id.
     pub(crate) id: u64,
     /// The key in Redis. It names the limit and the kind of its algorithm.
     pub(crate) key: Arc<[u8]>,
@@ -47,6 +48,8 @@ impl Phase {
 }
 
 struct SessionState {
+    /// The id by which the server knows the session.
+    server_id: u64,
     target: Arc<SessionTarget>,
     /// Holds that were sent and not answered.
     pending: usize,
@@ -76,8 +79,9 @@ struct SessionState {
     phase: Phase,
     /// The call that creates the session has ended.
     is_created: bool,
-    /// The reply to a hold is missing, and no update has released since then what the server holds beyond the guards.
-    has_lost_holds: bool,
+    /// The process and the server may not agree on what the session holds: the reply to a hold is missing, or the server
+    /// does not know the session. It accepts no more holds until an update has renamed it.
+    must_rename: bool,
     /// When the registry's schedule visits the session, if it contains the session.
     visited_at: Option<Instant>,
     created_at: Instant,
@@ -107,24 +111,26 @@ pub(super) struct SessionSnapshot {
     /// The number of the update.
     number: u64,
     held: u64,
+    /// The id by which the server knows the session before the update.
+    id: u64,
     ends: bool,
-    /// The session holds no more than `held`.
-    trims: bool,
+    renames: bool,
     sent_at: Instant,
 }
 
 impl SessionSnapshot {
-    pub(super) fn encode(&self, id: u64) -> Update<f64> {
+    pub(super) fn encode(&self) -> Update<f64> {
         let Sums { released, charged, .. } = self.sums;
-        let ends = if self.ends { 1 } else { 2 * u64::from(self.trims) };
-        Update { id, released, charged, ends, held: self.held }.map(to_f64)
+        let ends = if self.ends { 1 } else { 2 * u64::from(self.renames) };
+        Update { id: self.id, released, charged, ends, held: self.held }.map(to_f64)
     }
 }
 
 impl Session {
     pub(super) fn new((key, params): (Arc<[u8]>, Vec<u64>), is_in_flight: bool, target: Arc<SessionTarget>) -> Self {
-        let now = Instant::now();
+        let (id, now) = (random_id(), Instant::now());
         let state = SessionState {
+            server_id: id,
             target,
             pending: 0,
             guards: 0,
@@ -142,14 +148,14 @@ impl Session {
             updating_since: now,
             phase: Phase::default(),
             is_created: false,
-            has_lost_holds: false,
+            must_rename: false,
             visited_at: None,
             created_at: now,
             renewed_at: now,
             retry_at: now,
             failures: 0,
         };
-        Self { id: random_id(), key, params, is_in_flight, state: Mutex::new(state) }
+        Self { id, key, params, is_in_flight, state: Mutex::new(state) }
     }
 
     /// The limit of the latest hold.
@@ -174,7 +180,7 @@ impl Session {
     pub(super) fn join(&self, expiry: Duration) -> bool {
         let mut state = self.state();
         // The margin of a tenth covers the time until the hold reaches the server.
-        let is_open = !state.phase.is_closed && state.renewed_at.elapsed() < expiry * 9 / 10;
+        let is_open = !state.phase.is_closed && !state.must_rename && state.renewed_at.elapsed() < expiry * 9 / 10;
         state.pending += usize::from(is_open);
         is_open
     }
@@ -186,8 +192,9 @@ impl Session {
 
     /// Returns the id as a hold sends it: negative if the hold creates the session on the server.
     pub(super) fn signed_id(&self) -> f64 {
-        let id = to_f64(self.id);
-        if self.state().phase.is_granted { id } else { -id }
+        let state = self.state();
+        let id = to_f64(state.server_id);
+        if state.phase.is_granted { id } else { -id }
     }
 
     /// The server granted a pending hold. Returns the time at which the hold ends at the latest, if there is one.
@@ -215,15 +222,11 @@ impl Session {
         self.state().pending -= 1;
     }
 
-    /// The reply to a pending hold is missing, so the server may have granted it.
-    ///
-    /// The session accepts no more holds. Each later update releases what the server holds beyond the guards: the call may
-    /// still arrive.
+    /// The reply to a pending hold is missing, so the server may have granted it, or may still grant it.
     pub(super) fn hold_unknown(&self) {
         let mut state = self.state();
         state.pending -= 1;
-        state.phase.is_closed = true;
-        state.has_lost_holds = true;
+        state.must_rename = true;
     }
 
     /// The server does not know the session any more.
@@ -232,7 +235,7 @@ impl Session {
     pub(super) fn lose(&self) {
         let mut state = self.state();
         if self.is_in_flight && state.guards > 0 {
-            state.phase.is_closed = true;
+            state.must_rename = true;
         } else {
             state.lose();
         }
@@ -331,9 +334,9 @@ impl Session {
         if ends {
             state.phase.is_closed = true;
         }
-        let trims = state.phase.is_closed && state.pending == 0;
-        let (sums, number, held) = (state.settled, state.sent_updates, state.held);
-        Some(SessionSnapshot { sums, surcharge_before, number, held, ends, trims, sent_at: Instant::now() })
+        let renames = state.must_rename && state.pending == 0;
+        let (sums, number, held, id) = (state.settled, state.sent_updates, state.held, state.server_id);
+        Some(SessionSnapshot { sums, surcharge_before, number, held, id, ends, renames, sent_at: Instant::now() })
     }
 
     /// The server has rejected an update, so it has not applied the surcharges that only this update carried.
@@ -367,7 +370,10 @@ impl Session {
         acknowledged.surcharge = acknowledged.surcharge.max(sums.surcharge);
         state.renewed_at = state.renewed_at.max(snapshot.sent_at);
         state.failures = 0;
-        state.has_lost_holds &= !snapshot.trims;
+        // A session that the server does not count whole may have no entry. The next update tries again.
+        if snapshot.renames && snapshot.id == state.server_id && uncounted == 0 {
+            (state.server_id, state.must_rename) = (snapshot.id + 1, false);
+        }
         if snapshot.ends {
             state.phase = Phase::OVER;
         }
@@ -382,8 +388,12 @@ impl Session {
     /// Returns by how much the held cost that the server does not count has grown: requests in flight have not ended.
     pub(super) fn update_missed(&self, snapshot: &SessionSnapshot, expiry: Duration) -> u64 {
         let mut state = self.state();
+        if snapshot.id != state.server_id {
+            // Another update has renamed the session.
+            return 0;
+        }
         if self.is_in_flight && state.guards > 0 {
-            state.phase.is_closed = true;
+            state.must_rename = true;
             state.retry_at = Instant::now() + expiry / 3;
             return snapshot.held.saturating_sub(std::mem::replace(&mut state.uncounted, snapshot.held));
         }
@@ -419,8 +429,8 @@ impl SessionState {
             // The ends of its guards and updates move the visit.
             now + expiry
         } else {
-            let is_untrimmed = self.has_lost_holds && self.pending == 0;
-            let is_behind = self.is_idle() || self.settled != self.acknowledged || is_untrimmed;
+            let must_rename = self.must_rename && self.pending == 0 && self.uncounted == 0;
+            let is_behind = self.is_idle() || self.settled != self.acknowledged || must_rename;
             let due = if is_behind { self.retry_at } else { self.retry_at.max(self.renewed_at + expiry / 3) };
             // An update in a runtime that is not driven does not end, so another one takes its place.
             if self.updates == 0 { due } else { due.max(self.updating_since + expiry / UPDATE_PATIENCE) }

@@ -36,7 +36,7 @@ impl SessionUpdate {
 
     /// Returns the numbers to send, or `None` if this update sends nothing.
     pub(crate) fn encode(&self) -> Option<Update<f64>> {
-        self.snapshot.map(|snapshot| snapshot.encode(self.session.id))
+        self.snapshot.as_ref().map(SessionSnapshot::encode)
     }
 
     /// The server has replied that it has run nothing of the call.

@@ -48,7 +48,7 @@ fields! {
         /// The sums of the session.
         released,
         charged,
-        /// 1 to end the session, 2 to release what it holds beyond `held`.
+        /// 1 to end the session, 2 to rename it and release what it holds beyond `held`.
         ends,
         /// The costs that the session holds: 0 to end it.
         held,

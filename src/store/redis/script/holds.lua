@@ -14,8 +14,9 @@
 -- A hold adds its cost to its session's entry, and sets the entry's expiry. A negative id creates the entry; a positive
 -- one must name an existing entry, or the hold fails with EXPIRED. An update carries the session's sums. The entry
 -- stores the sums that were applied, so only the difference takes effect, and updates may be lost, repeated or
--- reordered. An update that ends the session releases what is left. An update of a session that accepts no more holds
--- releases what the entry holds beyond the process's guards: those holds have no reply.
+-- reordered. An update that ends the session releases what is left. A process that has lost the reply to a hold does not
+-- know what its entry holds. Its next update renames the entry, by adding 1 to the id, and releases what the entry holds
+-- beyond the process's guards. Calls with the earlier id that come late then find no entry.
 --
 -- The costs of requests in flight (a kernel with `held_until_end`) are never charged. An update of a session that the
 -- server does not know any more holds them again, as far as there is room: the requests have not ended. An update that
@@ -260,18 +261,32 @@ local function make_holds()
     end
   end
 
+  -- Returns the entry of an update, its position, and whether the entry holds what the update says: the update ends or
+  -- renames the session. The reply to an update that renames may be lost, and a repeated one may come after further holds.
+  local function find_updated(index, ids)
+    local id, ends = ids[UPDATE.id], ids[UPDATE.ends]
+    local entry, position = find(index, id)
+    if not entry and ends > 0 then
+      entry, position = find(index, id + 1)
+      return entry, position, ends == 1
+    elseif ends == 2 then
+      entry[ENTRY.id] = id + 1
+    end
+    return entry, position, ends > 0
+  end
+
   -- Renews or ends a session that holds the costs of requests in flight. Holds again what the entry has lost, as far as
   -- there is room. Returns by how much the held costs have shrunk, and the costs for which there is no room.
   local function update_in_flight(template, index, p)
     local ids = template.ids
-    local ends, entry, position = ids[UPDATE.ends] == 1, find(index, ids[UPDATE.id])
+    local ends, entry, position, is_exact = ids[UPDATE.ends] == 1, find_updated(index, ids)
     if not entry and (ends or is_full(index, OPERATION.hold)) then
       return EXPIRED, 0
     end
     local before, h, added, missing = entry and entry[ENTRY.held] or 0, with_holds(index), 0, 0
-    entry = entry or { ids[UPDATE.id], 0, ids[UPDATE.released], 0, 0 }
+    entry = entry or { ids[UPDATE.id] + math.floor(ids[UPDATE.ends] / 2), 0, ids[UPDATE.released], 0, 0 }
     local held = max(0, before - max(0, ids[UPDATE.released] - entry[ENTRY.released]))
-    if ids[UPDATE.ends] > 0 then held = math.min(held, ids[UPDATE.held]) end
+    if is_exact then held = math.min(held, ids[UPDATE.held]) end
     h.cost = h.cost - before + held
     if not ends and ids[UPDATE.released] >= entry[ENTRY.released] then
       missing = max(0, ids[UPDATE.held] - held)
@@ -295,14 +310,14 @@ local function make_holds()
       return update_in_flight(template, index, p)
     end
     local ids = template.ids
-    local entry, position = find(index, ids[UPDATE.id])
+    local entry, position, is_exact = find_updated(index, ids)
     if not entry then
       return EXPIRED, 0
     end
     local h = holds[index]
     local released = max(0, ids[UPDATE.released] - entry[ENTRY.released])
     local charged = max(0, ids[UPDATE.charged] - entry[ENTRY.charged])
-    if ids[UPDATE.ends] > 0 then released = max(released, entry[ENTRY.held] - ids[UPDATE.held]) end
+    if is_exact then released = max(released, entry[ENTRY.held] - ids[UPDATE.held]) end
     released = math.min(released, entry[ENTRY.held])
     entry[ENTRY.held] = entry[ENTRY.held] - released
     entry[ENTRY.released] = max(entry[ENTRY.released], ids[UPDATE.released])

@@ -104,14 +104,25 @@ impl Store {
         let Some(index) = self.prepared(template, step, run, reply, 2) else { return };
         let &[id, released, charged, ends, held] = &template.ids[..] else { panic!("an update has five numbers") };
         let key = &mut self.keys[index];
-        let (limit, owner, id) = (key.limit, (run.client, key.number), id.to_bits());
+        let (limit, owner) = (key.limit, (run.client, key.number));
+        let (ends, released, charged, held) = (ends as u64, released as u64, charged as u64, held as u64);
+        let (mut id, mut is_trimmed) = (id.to_bits(), ends == 1);
+        let (is_renamed, renamed) = (!key.costs.entries.contains_key(&id), (f64::from_bits(id) + 1.0).to_bits());
+        if ends == 2
+            && let Some(entry) = key.costs.entries.remove(&id)
+        {
+            key.costs.entries.insert(renamed, entry);
+            self.clients.insert(renamed, run.client);
+            // What the process does not know to be held, because the replies are lost.
+            is_trimmed = !mistake!(HoldsWithoutReplyStay);
+        }
+        if ends == 2 || ends == 1 && is_renamed {
+            id = renamed;
+        }
         if !key.costs.entries.contains_key(&id) {
             return reply.results.extend([EXPIRED, 0.0]);
         }
         let entry = key.costs.extend(id, run.now, template.arg1);
-        let (ends, released, charged, held) = (ends as u64, released as u64, charged as u64, held as u64);
-        // What the process does not know to be held, because the replies are lost.
-        let is_trimmed = ends == 1 || ends == 2 && !mistake!(HoldsWithoutReplyStay);
         let unknown = if is_trimmed { entry.held.saturating_sub(held) } else { 0 };
         let newly_released = released.saturating_sub(entry.released).min(entry.held).max(unknown);
         let newly_charged = charged.saturating_sub(entry.charged);

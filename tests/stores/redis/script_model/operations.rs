@@ -131,7 +131,8 @@ impl Clients {
     }
 
     fn next_id(&mut self) -> u64 {
-        self.last_id += 1;
+        // A session may be renamed.
+        self.last_id += 100;
         self.last_id
     }
 
@@ -166,7 +167,15 @@ impl Clients {
         let ends = [0, 0, 1, 2][random.index(4)];
         let held = if ends == 2 { random.below(6) } else { 0 };
         let numbers = [session.sums[0], session.sums[1], ends, held].map(to_f64);
-        let session = if ends == 1 { self.holds.remove(index) } else { session.clone() };
+        let before = session.clone();
+        if ends == 2 && random.percent(70) {
+            // The reply arrives.
+            session.id += 1.0;
+        }
+        if ends == 1 {
+            self.holds.remove(index);
+        }
+        let session = before;
         let ids = [&[session.id], &numbers[..]].concat();
         let expiry = random.between(1, 2 * quotas[session.limit].period);
         self.send((Input::UPDATE, session.limit, session.number), (expiry, 0.0), ids, keys, quotas)
