@@ -36,14 +36,15 @@ if is_plain then
   operation_count = #KEYS
 end
 
--- There are two fast paths, of a kernel: 1 for decisions, 2 for holds and their updates. Both decide on `values`, by key
+-- There are two fast paths of a kernel: 1 for decisions, 2 for holds and their updates. (3 is the fast path of decisions by
+-- any kernel, in read.lua.) Both decide on `values`, by key
 -- index, and write nothing before they know that they support the whole batch; otherwise the driver starts afresh, with
 -- the values that were read. They leave the rest for fast_reply.lua. By key index: the values after the batch ('' for no
 -- value), and the expiry of keys whose TTL must change. One after the other: the results other than 0. That of holds also
 -- leaves the values for the reply.
 local values, new_values, expiries, results, reported
 local result_count, has_results = 0, false
-if fast > 0 then
+if fast == 1 or fast == 2 then
   if #KEYS > 1 then
     values = call('MGET', table_unpack(KEYS))
   else
@@ -55,9 +56,9 @@ if fast > 0 then
   end
 end
 -- Tables are created with slots: growing a table step by step costs more in Lua than a decision.
-if fast > 0 and #KEYS > 1 then
+if #KEYS > 1 then
   new_values, expiries = { nil, nil, nil, nil, nil, nil, nil, nil }, { nil, nil, nil, nil, nil, nil, nil, nil }
   results = { nil, nil, nil, nil, nil, nil, nil, nil }
-elseif fast > 0 then
+else
   new_values, expiries, results = { nil }, { nil }, { nil }
 end

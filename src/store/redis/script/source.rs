@@ -73,9 +73,11 @@ impl Script {
             text.push_str(include_str!("lease.lua"));
         }
         text.push_str(include_str!("reservations.lua"));
-        text.push_str("local run_decision, operate = (function()\n");
+        text.push_str(
+            "local run_decision, operate\nif operation_count > 0 then\nrun_decision, operate = (function()\n",
+        );
         text.push_str(include_str!("operations.lua"));
-        text.push_str("end)()\n");
+        text.push_str("end)()\nend\n");
         text.push_str(include_str!("driver.lua"));
         let text = fields::resolve(&text);
         let hash = HashedScript::new(&text).get_hash().to_owned();
@@ -89,13 +91,21 @@ impl Script {
     }
 
     /// Returns the number of the fast path that supports all of these templates: 1 for decisions, 2 for holds of one limit and
-    /// their updates, 0 if none does.
+    /// their updates, 3 for decisions on one limit of any algorithm, 0 if none does.
     pub(crate) fn fast_path<'a>(&self, templates: impl Iterator<Item = &'a OperationTemplate>) -> usize {
+        let has_one = self.kernels.len() == 1;
+        let is_fast = |template: &OperationTemplate| template.uses_fast_path && self.has_fast_path;
         let path = |template: &OperationTemplate| match template.operation {
-            _ if !template.uses_fast_path || !self.has_fast_path => 0,
-            Operation::Hold | Operation::Update => 2 * usize::from(!self.has_leases && self.kernels.len() == 1),
-            _ => 1,
+            Operation::Hold | Operation::Update if is_fast(template) && !self.has_leases && has_one => 2,
+            Operation::Acquisition if is_fast(template) => 1,
+            Operation::Acquisition if has_one && template.arg1 == 0 => 3,
+            _ => 0,
         };
-        templates.map(path).reduce(|path, other| if path == other { path } else { 0 }).unwrap_or(0)
+        let common = |path, other| match (path, other) {
+            _ if path == other => path,
+            (1 | 3, 1 | 3) if has_one => 3,
+            _ => 0,
+        };
+        templates.map(path).reduce(common).unwrap_or(0)
     }
 }

@@ -338,7 +338,13 @@ pub(super) fn encode(
     };
     let is_bucket = matches!(quotas, [Quota { form: Form::TokenBucket { .. }, .. }]);
     let holds = is_bucket && !has_leases && operations.iter().all(is_hold) && now % 5 > 0;
-    let fast_path = if holds { 2 } else { usize::from(input.is_fast) };
+    let is_plain = quotas.len() == 1 && operations.iter().all(|operation| operation.code == Input::ACQUIRE);
+    let fast_path = match () {
+        () if holds => 2,
+        () if input.is_fast => 1,
+        () if is_plain && now % 5 > 0 => 3,
+        () => 0,
+    };
     for number in [fast_path, groups.len(), groups.len()] {
         short(number, &mut bytes);
     }
