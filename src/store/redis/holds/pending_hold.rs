@@ -4,7 +4,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::registry::HoldRegistry;
-use super::session::{Session, SessionDeadline};
+use super::session::Session;
+use super::state::SessionDeadline;
 use crate::decision::{AcquireOptions, Costs};
 use crate::store::inner::LimitCost;
 use crate::store::redis::script::LimitInfo;

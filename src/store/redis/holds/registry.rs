@@ -7,7 +7,8 @@ use tokio::time::{Instant, sleep};
 
 use super::pending_hold::PendingHold;
 use super::schedule::{Schedule, SessionKey};
-use super::session::{Session, SessionDue, SessionTarget};
+use super::session::{Session, SessionDue};
+use super::target::SessionTarget;
 use super::update::SessionUpdate;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
