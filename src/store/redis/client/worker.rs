@@ -60,7 +60,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     let mut calls = FuturesUnordered::new();
     let mut answers = Answers::default();
     let mut control = LoadControl::new(config.deadline);
-    // The last call had one operation.
+    // The last call had one operation, and no other was in flight.
     let mut is_lone = false;
     loop {
         // The worker looks at the queue now.
@@ -92,7 +92,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             drop_late(config, late);
             if !batch.is_empty() {
                 let latest_start = latest_start(config, &control, &batch);
-                is_lone = batch.len() == 1;
+                is_lone = batch.len() == 1 && calls.is_empty();
                 must_send = batch.iter().any(QueuedOperation::is_hold);
                 let sent = control.record_sent(&batch);
                 let call = execute(config, node, Arc::clone(open), batch, latest_start);
@@ -165,7 +165,8 @@ async fn connect(
 }
 
 /// Waits until the queue notifies the worker, and then for the callers that are ready to run: their operations travel in
-/// the same call. Benchmarks: `redis spread 64`; without the exception for a lone caller, `redis callers 1`.
+/// the same call. Benchmarks: `redis spread 64`; without the exception for a lone caller, `redis callers 1`; with it also
+/// while other calls are in flight, `redis callers 8` on two threads.
 async fn wait_for_operations(queue: &OperationQueue, is_lone: bool) {
     queue.notified().await;
     if !is_lone {

@@ -180,6 +180,31 @@ async fn concurrent_callers_share_two_calls() {
     }
 }
 
+/// A call of one decision does not show that its caller is alone, if another call is in flight.
+#[tokio::test(start_paused = true)]
+async fn callers_ready_at_the_same_time_share_a_call_beside_others() {
+    let (world, limiter) = start(slow_server(25), MS * 500);
+    connect(&limiter).await;
+    let first = world.calls();
+    let decide = |key| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move { limiter.check(&key, 1).await })
+    };
+    let mut decisions = Vec::new();
+    for key in [1, 2] {
+        decisions.push(decide(key));
+        sleep(MS).await;
+    }
+    let third = limiter.acquire(&3, AcquireOptions::default());
+    // It has woken the worker, which is ready to run before the fourth caller.
+    decisions.push(decide(4));
+    assert!(third.await.expect("an answer").decision.is_allowed());
+    for decision in decisions {
+        assert!(decision.await.expect("no panic").expect("an answer").is_allowed());
+    }
+    assert_eq!(world.calls() - first, 3);
+}
+
 /// The client works on one of the calls while the server runs the other.
 #[tokio::test(start_paused = true)]
 async fn many_callers_of_a_near_server_share_two_calls() {
