@@ -141,8 +141,11 @@ impl Batch {
     /// need.
     pub(super) fn command(&self, by_hash: bool, server_clock: &ServerClock) -> Cmd {
         let script = &self.limits.script;
-        let mut command = redis::cmd(if by_hash { "EVALSHA" } else { "EVAL" });
-        command.arg(if by_hash { &script.hash } else { &script.text }).arg(self.keys.len() + self.id_keys.len());
+        let (name, text) = if by_hash { ("EVALSHA", &script.hash) } else { ("EVAL", &script.text) };
+        let key_count = self.keys.len() + self.id_keys.len();
+        let key_bytes: usize = self.operations.iter().map(|operation| operation.target.keys.len()).sum();
+        let mut command = Cmd::with_capacity(4 + key_count, 16 + text.len() + key_bytes + self.input.len());
+        command.arg(name).arg(text).arg(key_count);
         for &(operation, limit) in &self.keys {
             command.arg(self.operations[operation].target.key(limit));
         }

@@ -63,8 +63,6 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
     // The last call had one operation, and no other was in flight.
     let mut is_lone = false;
     loop {
-        // The worker looks at the queue now.
-        queue.clear_notification();
         // A call with holds is sent before the next batch is taken: its sessions count then.
         let mut must_send = false;
         while !must_send && control.accepts_call(queue.waiting()) {
@@ -84,6 +82,8 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
             }
             // Calls in flight may have lost the connection: the worker opens another one once they have ended.
             let Some(open) = &connection else { break };
+            // The worker looks at the queue now.
+            queue.clear_notification();
             let TakenBatch { batch, late } =
                 queue.take_batch(&control.admission(), |operation| operation.must_wait(&config.holds));
             if batch.is_empty() && late.is_empty() {
@@ -96,7 +96,7 @@ async fn worker_loop(config: &Arc<ClientConfig>, node: &Arc<NodeState>, queue: &
                 must_send = batch.iter().any(QueuedOperation::is_hold);
                 let sent = control.record_sent(&batch);
                 let call = execute(config, node, Arc::clone(open), batch, latest_start);
-                calls.push(async move { (sent, call.await) });
+                calls.push(call.map(move |end| (sent, end)));
             }
         }
         let ended = if answers.0.is_empty() && !must_send {

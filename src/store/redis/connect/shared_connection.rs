@@ -1,3 +1,4 @@
+use std::borrow::Borrow;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -69,9 +70,12 @@ pub(crate) fn connection_config() -> AsyncConnectionConfig {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> SharedConnection<C> {
-    pub(crate) fn send(&self, command: &Cmd) -> impl Future<Output = Result<Value, RedisError>> + Send {
+    pub(crate) fn send<B: Borrow<Cmd> + Send>(
+        &self,
+        command: B,
+    ) -> impl Future<Output = Result<Value, RedisError>> + Send + use<B, C> {
         let mut connection = self.connection.clone();
-        async move { connection.req_packed_command(command).await.and_then(Value::extract_error) }
+        async move { connection.req_packed_command(command.borrow()).await.and_then(Value::extract_error) }
     }
 
     /// Sends commands back to back. Each has its own reply, which may be a server error.
@@ -94,8 +98,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> SharedConnection<C> {
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for SharedConnection<C> {
     fn call(&self, _slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
-        let connection = self.clone();
-        Box::pin(async move { connection.send(&command).await })
+        Box::pin(self.send(command))
     }
 
     fn is_open(&self) -> BoxFuture<bool> {
