@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::Violation;
 use crate::algorithm::{Algorithm, ChargeOptions, Start, State, Step};
 use crate::clock::{Timestamp, micros_floor};
 use crate::random::Random;
+use crate::response::BoxError;
 
 /// What [`check_algorithm`] has tried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,20 +32,20 @@ pub struct AlgorithmReport {
 ///
 /// let report = check_algorithm(&Gcra::new(Quota::per_second(10)).burst(20))?;
 /// assert!(report.allowed > 1_000 && report.denied > 100);
-/// # Ok::<(), tower_ratelimit::test_util::Violation>(())
+/// # Ok::<(), tower_ratelimit::response::BoxError>(())
 /// ```
 ///
 /// # Errors
 ///
 /// Returns the first decision that breaks a law, with the name of the law and what leads to the decision.
-pub fn check_algorithm<A: Algorithm>(algorithm: &A) -> Result<AlgorithmReport, Violation> {
+pub fn check_algorithm<A: Algorithm>(algorithm: &A) -> Result<AlgorithmReport, BoxError> {
     let mut report = AlgorithmReport::default();
     for seed in 0..TRACES {
         let checked = catch_unwind(AssertUnwindSafe(|| {
             check_any_words(algorithm, &mut Random::new(seed));
             Trace::new(algorithm, seed).run(&mut report)
         }));
-        checked.unwrap_or_else(|_| Err(Violation::new(format!("the law \"no panics\" is broken in trace {seed}"))))?;
+        checked.unwrap_or_else(|_| Err(format!("the law \"no panics\" is broken in trace {seed}").into()))?;
     }
     Ok(report)
 }
@@ -138,15 +138,15 @@ impl<'a, A: Algorithm> Trace<'a, A> {
     }
 
     /// Returns a violation unless the law holds.
-    fn law(&self, name: &str, holds: bool, details: impl FnOnce() -> String) -> Result<(), Violation> {
+    fn law(&self, name: &str, holds: bool, details: impl FnOnce() -> String) -> Result<(), BoxError> {
         if holds {
             return Ok(());
         }
         let steps = self.steps.join("\n");
-        Err(Violation::new(format!("the law \"{name}\" is broken: {}\nafter these charges:\n{steps}", details())))
+        Err(format!("the law \"{name}\" is broken: {}\nafter these charges:\n{steps}", details()).into())
     }
 
-    fn run(mut self, report: &mut AlgorithmReport) -> Result<(), Violation> {
+    fn run(mut self, report: &mut AlgorithmReport) -> Result<(), BoxError> {
         for _ in 0..STEPS {
             let part = [0, 1, self.max_reset / 64, self.max_reset / 4, self.max_reset, 3 * self.max_reset];
             let advance = self.random.choose(&part);
@@ -186,7 +186,7 @@ impl<'a, A: Algorithm> Trace<'a, A> {
         self.steps.push(format!("at {:?}: {options:?}", self.now));
     }
 
-    fn check_pure_and_forced(&self, options: ChargeOptions, decided: &Decided) -> Result<(), Violation> {
+    fn check_pure_and_forced(&self, options: ChargeOptions, decided: &Decided) -> Result<(), BoxError> {
         let again = self.decide(&self.state, self.now, options);
         let [one, other] = [(); 2].map(|()| self.algorithm.snapshot(&self.state, self.now).compute());
         self.law("pure", again == *decided && one == other, || {
@@ -206,7 +206,7 @@ impl<'a, A: Algorithm> Trace<'a, A> {
         self.law("forced charges", is_same, || format!("{options:?} at {:?}: {decided:?}, forced {same:?}", self.now))
     }
 
-    fn check_idle(&self, options: ChargeOptions) -> Result<(), Violation> {
+    fn check_idle(&self, options: ChargeOptions) -> Result<(), BoxError> {
         let zero = zero(self.algorithm);
         for later in [0, 1, self.max_reset] {
             let at = after(Timestamp::from_micros(self.state.idle_at()).max(self.now), later);
@@ -222,7 +222,7 @@ impl<'a, A: Algorithm> Trace<'a, A> {
         Ok(())
     }
 
-    fn check_retry(&self, now: Timestamp, options: ChargeOptions, decided: &Decided) -> Result<(), Violation> {
+    fn check_retry(&self, now: Timestamp, options: ChargeOptions, decided: &Decided) -> Result<(), BoxError> {
         let Decided::Denied { wait } = *decided else { return Ok(()) };
         let is_allowed = |time| self.decide(&self.state, time, options).is_allowed();
         let (early, then) = (after(now, wait.saturating_sub(1)), after(now, wait));
@@ -236,7 +236,7 @@ impl<'a, A: Algorithm> Trace<'a, A> {
     }
 
     /// The last charge is the newest time in the state.
-    fn check_steps_back(&self, options: ChargeOptions) -> Result<(), Violation> {
+    fn check_steps_back(&self, options: ChargeOptions) -> Result<(), BoxError> {
         let Some(charged_at) = self.charged_at else { return Ok(()) };
         let newest = self.decide(&self.state, charged_at, options).is_allowed();
         for step in [1, self.max_reset / 3] {
@@ -257,7 +257,7 @@ impl<'a, A: Algorithm> Trace<'a, A> {
     }
 
     /// Whatever part of an allowed cost is charged later, the rest is still allowed.
-    fn check_parts(&mut self, cost: u64) -> Result<(), Violation> {
+    fn check_parts(&mut self, cost: u64) -> Result<(), BoxError> {
         // A queue delays the rest.
         let options = |cost| ChargeOptions { cost, start: Start::Within(None) };
         if cost < 2 || !self.decide(&self.state, self.now, options(cost)).is_allowed() {

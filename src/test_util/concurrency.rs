@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 
 use super::traces::{acquire, count};
-use super::{StoreReport, TestKey, Violation};
+use super::{StoreReport, TestKey};
 use crate::algorithm::{FixedWindow, Gcra};
 use crate::clock::ManualClock;
 use crate::decision::{AcquireOptions, Decision, Detail};
@@ -17,6 +17,7 @@ use crate::limit::Limit;
 use crate::limiter::Limiter;
 use crate::quota::Quota;
 use crate::random::Random;
+use crate::response::BoxError;
 use crate::store::StoreLimits;
 
 /// How many limiters each law is checked with.
@@ -30,7 +31,7 @@ pub(super) async fn check_one_limit<L: Limiter<TestKey>>(
     make: &mut impl AsyncFnMut(StoreLimits<TestKey>, ManualClock) -> Result<L, Error>,
     random: &mut Random,
     report: &mut StoreReport,
-) -> Result<(), Violation> {
+) -> Result<(), BoxError> {
     let (quota, clock) = (5 + random.below(20), ManualClock::new());
     let limit =
         Limit::new("one", Gcra::new(Quota::new(quota, Duration::from_secs(10)))).keyed_by(|key: &TestKey| key.user);
@@ -42,10 +43,10 @@ pub(super) async fn check_one_limit<L: Limiter<TestKey>>(
         }
         let allowed = count_allowed(&decisions);
         if allowed != quota {
-            return Err(Violation::new(format!(
+            return Err(format!(
                 "concurrent calls are not atomic: 40 concurrent calls on one key with a quota of {quota} in ten seconds \
                  and a burst of {quota} were allowed {allowed} times in period {period}; compare and swap the state"
-            )));
+            ).into());
         }
         clock.advance(Duration::from_secs(10));
     }
@@ -60,7 +61,7 @@ pub(super) async fn check_two_limits<L: Limiter<TestKey>>(
     make: &mut impl AsyncFnMut(StoreLimits<TestKey>, ManualClock) -> Result<L, Error>,
     random: &mut Random,
     report: &mut StoreReport,
-) -> Result<(), Violation> {
+) -> Result<(), BoxError> {
     let (each, all) = (6 + random.below(6), 14 + random.below(20));
     let window = |limit| FixedWindow::new(Quota::new(limit, Duration::from_secs(60)));
     let limits = (
@@ -89,11 +90,12 @@ pub(super) async fn check_two_limits<L: Limiter<TestKey>>(
         used.push(remaining);
     }
     if wrong {
-        return Err(Violation::new(format!(
+        return Err(format!(
             "limits are not charged together: 48 concurrent calls of four keys, with {each} for each key and {all} for \
              all of them, were allowed {allowed:?} times instead of {expected} times in total, and {used:?} remain; \
              write the states of all limits or none"
-        )));
+        )
+        .into());
     }
     Ok(())
 }
@@ -102,7 +104,7 @@ pub(super) async fn check_two_limits<L: Limiter<TestKey>>(
 pub(super) async fn check_dropped_calls<L: Limiter<TestKey>>(
     make: &mut impl AsyncFnMut(StoreLimits<TestKey>, ManualClock) -> Result<L, Error>,
     seed: u64,
-) -> Result<(), Violation> {
+) -> Result<(), BoxError> {
     const QUOTA: u64 = 100;
     let quota = Quota::new(QUOTA, Duration::from_secs(60));
     let limit = Limit::new("one", FixedWindow::new(quota)).keyed_by(|key: &TestKey| key.user);
@@ -122,10 +124,11 @@ pub(super) async fn check_dropped_calls<L: Limiter<TestKey>>(
     }
     let allowed = count_allowed(&acquire_all(&limiter, &vec![KEY; 120]).await?);
     if dropped > 0 && !(QUOTA - dropped..=QUOTA).contains(&allowed) {
-        return Err(Violation::new(format!(
+        return Err(format!(
             "dropped calls are charged wrongly: after {dropped} dropped calls, {allowed} of a quota of {QUOTA} were \
              allowed; a dropped call may be charged once or not at all"
-        )));
+        )
+        .into());
     }
     Ok(())
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Violation;
 use crate::algorithm::LuaAlgorithm;
 use crate::clock::{Clock, ManualClock, Timestamp};
 use crate::decision::{AcquireOptions, LimitStatus};
 use crate::limiter::Limiter;
 use crate::random::Random;
+use crate::response::BoxError;
 use crate::store::{Memory, Redis, RedisServer};
 
 const TRACES: u64 = 20;
@@ -25,7 +25,7 @@ const STEPS: u64 = 60;
 pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
     algorithm: &A,
     server: &RedisServer,
-) -> Result<u64, Violation> {
+) -> Result<u64, BoxError> {
     // A name that no earlier run has used: what the server stores is not removed.
     let run = crate::clock::SystemClock::new().now().as_micros();
     let mut decided = 0;
@@ -50,12 +50,13 @@ pub async fn check_lua_algorithm<A: LuaAlgorithm + Clone>(
             steps.push(format!("at {:?}: {options:?}", clock.now()));
             let [in_memory, in_redis] = [memory.acquire("key", options).await?, redis.acquire("key", options).await?];
             if in_memory.decision != in_redis.decision {
-                return Err(Violation::new(format!(
+                return Err(format!(
                     "the decision in Redis differs: {:?}\nin memory: {:?}\nafter these requests:\n{}",
                     in_redis.decision,
                     in_memory.decision,
                     steps.join("\n")
-                )));
+                )
+                .into());
             }
             guards.extend(in_memory.held.zip(in_redis.held));
             if random.below(3) == 0

@@ -70,8 +70,8 @@ pub use self::algorithm::{AlgorithmReport, check_algorithm};
 pub use self::lua_algorithm::check_lua_algorithm;
 use crate::error::Error;
 use crate::limiter::Limiter;
+use crate::response::BoxError;
 use crate::store::StoreLimits;
-use std::fmt;
 use std::future::Future;
 
 use crate::clock::ManualClock;
@@ -107,37 +107,6 @@ pub struct StoreReport {
     pub operations: u64,
 }
 
-/// A difference between a store and [`Memory`](crate::Memory), an error of the store, or a broken law of an algorithm.
-#[derive(Debug)]
-pub struct Violation {
-    message: String,
-    source: Option<Error>,
-}
-
-impl Violation {
-    fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), source: None }
-    }
-}
-
-impl From<Error> for Violation {
-    fn from(error: Error) -> Self {
-        Self { message: "checking the store failed: the store has returned an error".to_owned(), source: Some(error) }
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for Violation {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| source as &(dyn std::error::Error + 'static))
-    }
-}
-
 /// Checks a store of your own: the table [above](self) lists the parts.
 ///
 /// `make` makes a limiter from limits and a clock, some fifty times. The limiter must be without any state: choose a name,
@@ -150,7 +119,7 @@ impl std::error::Error for Violation {
 /// error of the store.
 pub async fn check_store<L, F>(
     mut make: impl FnMut(StoreLimits<TestKey>, ManualClock) -> F,
-) -> Result<StoreReport, Violation>
+) -> Result<StoreReport, BoxError>
 where
     L: Limiter<TestKey>,
     F: Future<Output = Result<L, Error>>,

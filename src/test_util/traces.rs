@@ -1,10 +1,9 @@
 //! Random traces of calls, one after another.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::shares::limits_with_share;
-use super::{StoreReport, TestKey, Violation};
+use super::{StoreReport, TestKey};
 use crate::algorithm::{Algorithm, FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, TokenBucket};
 use crate::calendar::Calendar;
 use crate::clock::ManualClock;
@@ -14,6 +13,7 @@ use crate::limit::{Limit, per_key};
 use crate::limiter::{AdminOperation, Limiter};
 use crate::quota::Quota;
 use crate::random::Random;
+use crate::response::BoxError;
 use crate::store::{DynLimit, Memory, StoreLimit, StoreLimits};
 
 /// How many limiters are made for traces, and the calls on each.
@@ -34,30 +34,12 @@ pub(super) struct Trace {
 pub(super) type MakeLimit = Box<dyn Fn() -> (DynLimit<TestKey>, StoreLimit<TestKey>, String)>;
 
 /// One call of a trace.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Call<'a> {
     Acquire(TestKey, AcquireOptions),
     Peek(TestKey, AcquireOptions),
     Administer(TestKey, AdminOperation<'a>),
     Wait(Duration),
-}
-
-impl fmt::Debug for Call<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let key = |f: &mut fmt::Formatter<'_>, key: &TestKey| {
-            write!(f, "user {}, team {}, tier {}", key.user, key.team, key.tier)
-        };
-        match self {
-            Self::Acquire(of, AcquireOptions { cost, max_delay, detail, .. }) => {
-                write!(f, "acquire cost {cost}, max_delay {max_delay:?}, {detail:?}: ").and_then(|()| key(f, of))
-            }
-            Self::Peek(of, AcquireOptions { cost, max_delay, detail, .. }) => {
-                write!(f, "peek cost {cost}, max_delay {max_delay:?}, {detail:?}: ").and_then(|()| key(f, of))
-            }
-            Self::Administer(of, operation) => write!(f, "{operation:?}: ").and_then(|()| key(f, of)),
-            Self::Wait(time) => write!(f, "wait {time:?}"),
-        }
-    }
 }
 
 impl Trace {
@@ -86,11 +68,7 @@ impl Trace {
         self.clock.clone()
     }
 
-    pub(super) async fn run<L: Limiter<TestKey>>(
-        &self,
-        limiter: &L,
-        report: &mut StoreReport,
-    ) -> Result<(), Violation> {
+    pub(super) async fn run<L: Limiter<TestKey>>(&self, limiter: &L, report: &mut StoreReport) -> Result<(), BoxError> {
         let mut random = Random::new(!self.seed);
         let (mut calls, mut last) = (Vec::new(), None);
         for index in 0..CALLS {
@@ -131,13 +109,13 @@ impl Trace {
         Ok(())
     }
 
-    fn violation(&self, calls: &[Call<'_>], expected: &Decision, actual: &Decision) -> Violation {
+    fn violation(&self, calls: &[Call<'_>], expected: &Decision, actual: &Decision) -> BoxError {
         let limits = self.limits.iter().map(|make| make().2).collect::<Vec<_>>().join("\n  ");
         let calls = calls.iter().map(|call| format!("{call:?}")).collect::<Vec<_>>().join("\n  ");
-        Violation::new(format!(
+        format!(
             "the store decides otherwise than `Memory`: the limits are\n  {limits}\nand the calls are\n  {calls}\n`Memory` \
              returns {expected:#?}\nand the store returns {actual:#?}\ncorrect what the store reads or writes"
-        ))
+        ).into()
     }
 }
 

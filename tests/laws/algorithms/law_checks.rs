@@ -13,7 +13,7 @@ use tower_ratelimit::{
 #[test]
 fn check_algorithm_passes_every_algorithm() {
     let passes = |report: Result<tower_ratelimit::test_util::AlgorithmReport, _>| {
-        let report = report.unwrap_or_else(|violation: tower_ratelimit::test_util::Violation| panic!("{violation}"));
+        let report = report.unwrap_or_else(|violation: tower_ratelimit::response::BoxError| panic!("{violation}"));
         assert!(report.allowed > 1_000 && report.denied + report.delayed > 300 && report.exceeding > 100, "{report:?}");
     };
     for quota in [Quota::new(7, Duration::from_secs(1_000)), Quota::per_day(3)] {

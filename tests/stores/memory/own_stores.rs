@@ -8,7 +8,7 @@ use std::time::Duration;
 use tower_ratelimit::algorithm::{Algorithm, ChargeOptions, Step};
 use tower_ratelimit::limiter::{AdminOperation, LimiterFuture, Outcome};
 use tower_ratelimit::store::{StoreLimit, StoreLimits, StoreTransaction, StoreWrite};
-use tower_ratelimit::test_util::{StoreReport, TestKey, Violation, check_store};
+use tower_ratelimit::test_util::{StoreReport, TestKey, check_store};
 use tower_ratelimit::{
     AcquireOptions, BlockReason, Clock, Decision, Error, FixedWindow, Gcra, InFlight, LazySnapshot, Limit,
     LimitSnapshot, Limiter, ManualClock, Quota, SlidingLog, SlidingWindow, Timestamp, per_key,
@@ -128,7 +128,7 @@ impl Limiter<TestKey> for MapStore {
     }
 }
 
-fn check(mistake: Mistake) -> Result<StoreReport, Violation> {
+fn check(mistake: Mistake) -> Result<StoreReport, tower_ratelimit::response::BoxError> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(check_store(|limits, clock| {
         let (limits, rows) = (Arc::new(limits), Arc::default());

@@ -49,7 +49,7 @@ async fn check_lua_algorithm_passes_every_algorithm_and_finds_a_difference() {
     let server = Server::start();
     let address = server.open();
     let quota = Quota::new(7, Duration::from_secs(10));
-    let passes = |decided: Result<u64, tower_ratelimit::test_util::Violation>| {
+    let passes = |decided: Result<u64, tower_ratelimit::response::BoxError>| {
         let decided = decided.unwrap_or_else(|violation| panic!("{violation}"));
         assert!(decided >= 1_000, "{decided}");
     };
