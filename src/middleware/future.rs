@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 use pin_project::pin_project;
 
 use super::parts::{InnerFuture, Parts, ServiceResult};
-use super::pending::{Forwarded, PendingOutput, PendingRequest, Step};
+use super::pending::{PendingRequest, Step};
 use super::request_end::RequestEnd as _;
 use super::settlement::PendingSettlement;
 use crate::limiter::LimiterFuture;
@@ -48,12 +48,12 @@ struct Settling<Request, P: Parts<Request>> {
 
 impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
     #[inline]
-    pub(crate) fn forwarded(response: InnerFuture<Request, P>, context: P::Context) -> Self {
-        Self { state: State::Forwarded { response, settlement: None }, context: Some((context, P::Tracker::default())) }
-    }
-
-    pub(crate) fn from_forwarded(forwarded: Forwarded<Request, P>) -> Self {
-        let Forwarded { response, context, tracker, settlement } = forwarded;
+    pub(crate) fn forwarded(
+        response: InnerFuture<Request, P>,
+        context: P::Context,
+        tracker: P::Tracker,
+        settlement: Option<Box<PendingSettlement<Request, P>>>,
+    ) -> Self {
         Self { state: State::Forwarded { response, settlement }, context: Some((context, tracker)) }
     }
 
@@ -64,8 +64,7 @@ impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
     pub(crate) fn from_step(step: Step<Request, P>) -> Self {
         match step {
             Step::Continue(request) => Self::pending(request),
-            Step::Break(PendingOutput::Forwarded(forwarded)) => Self::from_forwarded(forwarded),
-            Step::Break(PendingOutput::Finished(result)) => Self::finished(result),
+            Step::Break(future) => future,
         }
     }
 
@@ -114,13 +113,11 @@ fn poll_slow<Request, P: Parts<Request>>(
             Projection::Finished { result } => {
                 return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
             }
-            Projection::Pending(request) => match ready!(Pin::new(&mut **request).poll(cx)) {
-                PendingOutput::Forwarded(Forwarded { response, context, tracker, settlement }) => {
-                    *response_context = Some((context, tracker));
-                    State::Forwarded { response, settlement }
-                }
-                PendingOutput::Finished(result) => State::Finished { result: Some(result) },
-            },
+            Projection::Pending(request) => {
+                let next = ready!(Pin::new(&mut **request).poll(cx));
+                *response_context = next.context;
+                next.state
+            }
             Projection::Settling(settling) => {
                 // The response does not depend on whether the store recorded the settlement.
                 let _ = ready!(Pin::new(&mut settling.future).poll(cx));

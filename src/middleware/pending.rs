@@ -13,8 +13,9 @@ use super::config::{
     ConfigOf, Disposition, acquire_options, applied, classify, decided_event, observe_context, rejected,
     rejection_event,
 };
+use super::future::ResponseFuture;
 use super::join::join_after;
-use super::parts::{InnerFuture, Parts, ServiceResult};
+use super::parts::Parts;
 use super::queue::{GrantedStart, Waiting};
 use super::settlement::{PendingSettlement, track};
 use crate::decision::Decision;
@@ -48,24 +49,8 @@ enum Stage<Key> {
 /// The reason of a rejection, with status 400.
 const BODY_FAILED: &str = "the body of the request has failed";
 
-/// How a pending request ends.
-pub(crate) enum PendingOutput<Request, P: Parts<Request>> {
-    /// The request was forwarded.
-    Forwarded(Forwarded<Request, P>),
-    /// The request was rejected, or the inner service failed before the call.
-    Finished(ServiceResult<Request, P>),
-}
-
-/// What follows a step of a pending request: the next stage, or the end.
-pub(crate) type Step<Request, P> = ControlFlow<PendingOutput<Request, P>, PendingRequest<Request, P>>;
-
-/// The call of the inner service, and what its response needs.
-pub(crate) struct Forwarded<Request, P: Parts<Request>> {
-    pub(crate) response: InnerFuture<Request, P>,
-    pub(crate) context: P::Context,
-    pub(crate) tracker: P::Tracker,
-    pub(crate) settlement: Option<Box<PendingSettlement<Request, P>>>,
-}
+/// What follows a step of a pending request: the next stage, or the future of a request that was forwarded or is finished.
+pub(crate) type Step<Request, P> = ControlFlow<ResponseFuture<Request, P>, PendingRequest<Request, P>>;
 
 /// A request that is not forwarded yet, with the instance of the inner service to which the layer will forward it.
 pub(crate) struct Deferred<Request, P: Parts<Request>> {
@@ -237,15 +222,14 @@ impl<Request, P: Parts<Request>> PendingRequest<Request, P> {
         let Deferred { service, request, config, progress, .. } = deferred;
         drop(service);
         end(progress, &rejection);
-        Step::Break(PendingOutput::Finished(rejected::<Request, P>(&config, request, rejection)))
+        Step::Break(ResponseFuture::finished(rejected::<Request, P>(&config, request, rejection)))
     }
 
     fn forward(start: GrantedStart, deferred: Deferred<Request, P>) -> Step<Request, P> {
         let Deferred { mut service, request, config, progress, .. } = deferred;
         let (decision, held) = start.into_parts();
         let decision = progress.serve(decision);
-        let forwarded = forward(&config, &mut service, request, &decision, held.into_held());
-        Step::Break(PendingOutput::Forwarded(forwarded))
+        Step::Break(forward(&config, &mut service, request, &decision, held.into_held()))
     }
 }
 
@@ -259,20 +243,19 @@ pub(crate) fn forward<Request, P: Parts<Request>>(
     mut request: Request,
     decision: &Decision,
     held: Option<Held>,
-) -> Forwarded<Request, P> {
+) -> ResponseFuture<Request, P> {
     let (tracker, held) = track::<Request, P>(config, &mut request, held);
     let settlement = held.map(|held| Box::new(PendingSettlement::new(Arc::clone(config), held)));
     let mut context = config.responder.on_allowed(&mut request, applied(decision));
     observe_context::<Request, P>(config, &mut context);
-    let response = service.call(request);
-    Forwarded { response, context, tracker, settlement }
+    ResponseFuture::forwarded(service.call(request), context, tracker, settlement)
 }
 
 /// No field is pinned in place.
 impl<Request, P: Parts<Request>> Unpin for PendingRequest<Request, P> {}
 
 impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
-    type Output = PendingOutput<Request, P>;
+    type Output = ResponseFuture<Request, P>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -302,13 +285,13 @@ impl<Request, P: Parts<Request>> Future for PendingRequest<Request, P> {
                         // Passes the start on before the caller receives the error.
                         *start = None;
                         drop(this.take_deferred());
-                        Step::Break(PendingOutput::Finished(Err(error)))
+                        Step::Break(ResponseFuture::finished(Err(error)))
                     }
                 },
             };
             match step {
                 Step::Continue(next) => *this = next,
-                Step::Break(output) => return Poll::Ready(output),
+                Step::Break(future) => return Poll::Ready(future),
             }
         }
     }

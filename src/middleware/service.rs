@@ -107,13 +107,7 @@ where
                 Ok(Ok(outcome)) if outcome.decision.is_allowed_now() && outcome.has_whole_guard(E::TRACKS) => {
                     let Outcome { decision, held } = outcome.waking(|| limits_of_guard(key, &config.limiter));
                     emit_decided(&config.observers, &decision);
-                    ResponseFuture::from_forwarded(forward::<Request, (S, K, A, R, T, E)>(
-                        config,
-                        &mut self.inner,
-                        request,
-                        &decision,
-                        held,
-                    ))
+                    forward::<Request, (S, K, A, R, T, E)>(config, &mut self.inner, request, &decision, held)
                 }
                 Ok(result) => {
                     let acquired = LimiterFuture::ready(result);
@@ -132,7 +126,7 @@ where
             _ => return call_slow(&mut self.inner, config, request, extracted, cost, acquired),
         };
         observe_context::<Request, (S, K, A, R, T, E)>(config, &mut context);
-        ResponseFuture::forwarded(self.inner.call(request), context)
+        ResponseFuture::forwarded(self.inner.call(request), context, E::Tracker::default(), None)
     }
 }
 
@@ -152,7 +146,7 @@ fn call_without_key<Request: 'static, P: Parts<Request>>(
             let missing = if let Extracted::Missing(missing) = &unlimited { Some(missing) } else { None };
             emit_unlimited(&config.observers, missing);
             let context = config.responder.on_allowed(&mut request, None);
-            ResponseFuture::forwarded(inner.call(request), context)
+            ResponseFuture::forwarded(inner.call(request), context, P::Tracker::default(), None)
         }
     }
 }
