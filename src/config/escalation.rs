@@ -69,8 +69,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     ///
     /// # Errors
     ///
-    /// As [`escalation_limits`](Self::escalation_limits), and if the sub-key was not added with
-    /// [`add_shared`](Self::add_shared).
+    /// As [`escalation_limits`](Self::escalation_limits).
     #[cfg(feature = "redis")]
     pub fn redis_escalation_limits(&self, policy: &Policy) -> Result<Vec<RedisLimit<Key>>, Error> {
         self.redis_limits(&policy.counts()?)

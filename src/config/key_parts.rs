@@ -43,30 +43,24 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         Self { builders: Vec::new(), conditions: Vec::new() }
     }
 
-    /// Adds a sub-key for limits in memory. It replaces an earlier sub-key of the same name.
-    pub fn add<SubKey, F>(self, name: impl Into<String>, sub_key: F) -> Self
-    where
-        SubKey: Hash + 'static,
-        F: Fn(&Key) -> SubKey + Send + Sync + 'static,
-    {
-        self.with_builder(name.into(), Builder::in_memory(Arc::new(sub_key)))
-    }
-
-    /// Adds a sub-key for limits in memory and in Redis. It replaces an earlier sub-key of the same name.
-    pub fn add_shared<SubKey, F>(self, name: impl Into<String>, sub_key: F) -> Self
+    /// Adds a sub-key. It replaces an earlier sub-key of the same name.
+    pub fn add<SubKey, F>(mut self, name: impl Into<String>, sub_key: F) -> Self
     where
         SubKey: Hash + EncodeKey + 'static,
         F: Fn(&Key) -> SubKey + Send + Sync + 'static,
     {
-        let sub_key: SubKeyFn<Key, SubKey> = Arc::new(sub_key);
-        #[allow(unused_mut, reason = "for Redis only")]
-        let mut builder = Builder::in_memory(sub_key.clone());
-        #[cfg(feature = "redis")]
-        {
-            let in_redis = move |policy: &_, conditions| limit_in_redis(policy, sub_key.clone(), conditions);
-            builder.in_redis = Some(Box::new(in_redis));
-        }
-        self.with_builder(name.into(), builder)
+        let (name, sub_key): (String, SubKeyFn<Key, SubKey>) = (name.into(), Arc::new(sub_key));
+        let builder = Builder {
+            #[cfg(feature = "redis")]
+            in_redis: {
+                let sub_key = sub_key.clone();
+                Box::new(move |policy, conditions| limit_in_redis(policy, sub_key.clone(), conditions))
+            },
+            in_memory: Box::new(move |policy, conditions| limit_in_memory(policy, sub_key.clone(), conditions)),
+        };
+        self.builders.retain(|(other, _)| *other != name);
+        self.builders.push((name, builder));
+        self
     }
 
     /// Adds a condition: a policy with `when = NAME` applies only to keys for which `condition` returns `true`, as with
@@ -85,12 +79,6 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         self
     }
 
-    fn with_builder(mut self, name: String, builder: Builder<Key>) -> Self {
-        self.builders.retain(|(other, _)| *other != name);
-        self.builders.push((name, builder));
-        self
-    }
-
     /// Builds the limits of the policies, for [`Memory`](crate::Memory).
     ///
     /// # Errors
@@ -98,28 +86,23 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// Returns an error if a policy counts by an unknown sub-key or has an unknown condition, or if two policies have one
     /// name. The error names the policy and the field.
     pub fn limits(&self, policies: &[Policy]) -> Result<Vec<DynLimit<Key>>, Error> {
-        self.build(policies, |builder, policy, conditions| Ok((builder.in_memory)(policy, conditions)))
+        self.build(policies, |builder, policy, conditions| (builder.in_memory)(policy, conditions))
     }
 
     /// Builds the limits of the policies, for [`Redis`](crate::Redis).
     ///
     /// # Errors
     ///
-    /// As [`limits`](Self::limits), and if a sub-key was not added with [`add_shared`](Self::add_shared).
+    /// As [`limits`](Self::limits).
     #[cfg(feature = "redis")]
     pub fn redis_limits(&self, policies: &[Policy]) -> Result<Vec<RedisLimit<Key>>, Error> {
-        self.build(policies, |builder, policy, conditions| {
-            let in_redis = builder.in_redis.as_ref();
-            let in_redis =
-                in_redis.ok_or("this sub-key is for limits in memory; add it with `KeyParts::add_shared`")?;
-            Ok(in_redis(policy, conditions))
-        })
+        self.build(policies, |builder, policy, conditions| (builder.in_redis)(policy, conditions))
     }
 
     fn build<L>(
         &self,
         policies: &[Policy],
-        build: impl Fn(&Builder<Key>, &Policy, Conditions<Key>) -> Result<L, &'static str>,
+        build: impl Fn(&Builder<Key>, &Policy, Conditions<Key>) -> L,
     ) -> Result<Vec<L>, Error> {
         let build = |(index, policy): (usize, &Policy)| {
             check_name(index, policy, policies.iter())?;
@@ -133,8 +116,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
                 let problem = format!("unknown sub-key {:?}; use one of {known}", policy.by());
                 field_error(index, policy, "by", &problem)
             })?;
-            let parts = self.conditions_of(index, policy)?;
-            build(builder, policy, parts).map_err(|problem| field_error(index, policy, "by", problem))
+            Ok(build(builder, policy, self.conditions_of(index, policy)?))
         };
         policies.iter().enumerate().map(build).collect()
     }
@@ -210,22 +192,11 @@ macro_rules! with_algorithm {
 /// Builds the limits of policies that count by one sub-key.
 struct Builder<Key: ?Sized> {
     in_memory: Box<BuildLimit<Key, DynLimit<Key>>>,
-    /// `None` if the sub-key has no encoding for Redis.
     #[cfg(feature = "redis")]
-    in_redis: Option<Box<BuildLimit<Key, RedisLimit<Key>>>>,
+    in_redis: Box<BuildLimit<Key, RedisLimit<Key>>>,
 }
 
 type BuildLimit<Key, Limit> = dyn Fn(&Policy, Conditions<Key>) -> Limit + Send + Sync;
-
-impl<Key: ?Sized + 'static> Builder<Key> {
-    fn in_memory<SubKey: Hash + 'static>(sub_key: SubKeyFn<Key, SubKey>) -> Self {
-        Self {
-            in_memory: Box::new(move |policy, conditions| limit_in_memory(policy, sub_key.clone(), conditions)),
-            #[cfg(feature = "redis")]
-            in_redis: None,
-        }
-    }
-}
 
 /// Builds the limit of a policy for memory, by a sub-key and a condition that the caller has found.
 pub(crate) fn limit_in_memory<Key, SubKey>(

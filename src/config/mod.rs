@@ -6,8 +6,8 @@
 //!
 #![cfg_attr(not(doctest), doc = include_str!("policies.md"))]
 //!
-//! For Redis (feature `redis`) add the sub-keys with [`KeyParts::add_shared`]. One configuration then builds the limiter
-//! in Redis and its fallback in memory: `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
+//! One configuration builds the limiter in Redis (feature `redis`) and its fallback in memory:
+//! `Redis::new(server, "api", key_parts.redis_limits(&policies)?)`.
 
 mod calendar;
 mod divided;

@@ -41,7 +41,7 @@ fn read(path: &Path) -> Result<Vec<Policy>, AnyError> {
 /// Builds the limiter of one configuration, in Redis if `REDIS_URL` is set.
 fn build(policies: &[Policy]) -> Result<(BoxLimiter<IpAddr>, Replace), AnyError> {
     // The values of `by` in the file.
-    let parts = KeyParts::new().add_shared("address", |address: &IpAddr| *address).add_shared("all", |_: &IpAddr| ());
+    let parts = KeyParts::new().add("address", |address: &IpAddr| *address).add("all", |_: &IpAddr| ());
     if let Ok(url) = env::var("REDIS_URL") {
         let limiter = Redis::builder(RedisServer::open(&url)?, "config", parts.redis_limits(policies)?).build()?;
         let replaced = limiter.clone();

@@ -135,7 +135,7 @@ impl Rule {
             // With their lengths, so that different values have different sub-keys.
             values.fold(String::new(), |text, (_, value)| format!("{text}{}:{value}", value.len()))
         };
-        KeyParts::new().add_shared(self.policy.by(), counted).add_condition(
+        KeyParts::new().add(self.policy.by(), counted).add_condition(
             self.policy.when().unwrap_or_default(),
             move |call| {
                 let is_reported = call.reported.iter().any(|name| name == other.policy.name());

@@ -19,7 +19,7 @@ fn build(policies: &[Policy]) {
         let text = serde_json::to_string(policy).expect("JSON");
         assert_eq!(&serde_json::from_str::<Policy>(&text).expect("its own form"), policy, "{text}");
     }
-    let parts = KeyParts::new().add_shared("user", |key: &u64| *key).add_shared("all", |_: &u64| 0_u64);
+    let parts = KeyParts::new().add("user", |key: &u64| *key).add("all", |_: &u64| 0_u64);
     let (memory, redis) = (parts.limits(policies), parts.redis_limits(policies));
     assert_eq!(memory.is_ok(), redis.is_ok(), "both stores accept the same policies");
     let Ok(limits) = memory else { return };

@@ -17,10 +17,7 @@ struct Caller {
 const ALICE: Caller = Caller { user: 1, tenant: "acme" };
 
 fn parts() -> KeyParts<Caller> {
-    KeyParts::new()
-        .add_shared("user", |caller: &Caller| caller.user)
-        .add_shared("tenant", |caller: &Caller| caller.tenant)
-        .add("local", |caller: &Caller| caller.user)
+    KeyParts::new().add("user", |caller: &Caller| caller.user).add("tenant", |caller: &Caller| caller.tenant)
 }
 
 fn policies(json: &str) -> Vec<Policy> {
@@ -58,18 +55,6 @@ async fn policies_build_limits_for_memory_and_redis() {
         let shadows = |decision: &tower_ratelimit::Decision| decision.shadow_denials().count();
         assert_eq!(shadows(&in_redis), shadows(&in_memory), "call {call}");
     }
-}
-
-#[test]
-fn policy_by_a_local_sub_key_is_an_error_for_redis() {
-    let policies = policies(r#"[{ "name": "a", "algorithm": "gcra", "quota": "10/s", "by": "local" }]"#);
-    parts().limits(&policies).expect("a limit in memory");
-    let error = parts().redis_limits(&policies).expect_err("no encoding");
-    assert!(error.is_config());
-    assert_eq!(
-        error.to_string(),
-        "limits[0] (\"a\"), by: this sub-key is for limits in memory; add it with `KeyParts::add_shared`"
-    );
 }
 
 #[tokio::test]
