@@ -83,16 +83,10 @@ impl<S: Stream, L: Limiter<Key>, Key: Hash + Send + Sync + 'static> LimitedStrea
         Self { stream, admission: Admission::new(limiter, key), waiting: None }
     }
 
-    /// Sets the cost of each item: a number, or [`Costs`] in units.
-    pub fn cost(self, cost: impl Into<Costs>) -> Self {
-        let cost = cost.into();
-        self.cost_by(move |_| cost)
-    }
-
-    /// Sets the cost of each item by the item: its bytes, for example.
+    /// Sets the cost of each item: a number, such as its bytes, or [`Costs`] in units.
     ///
     /// An item that costs more than the limit's burst is an error.
-    pub fn cost_by<C: Into<Costs>>(mut self, cost: impl Fn(&S::Item) -> C + Send + Sync + 'static) -> Self {
+    pub fn cost<C: Into<Costs>>(mut self, cost: impl Fn(&S::Item) -> C + Send + Sync + 'static) -> Self {
         self.admission.cost = Box::new(move |item| cost(item).into());
         self
     }
@@ -159,16 +153,10 @@ impl<S: Sink<Item>, L: Limiter<Key>, Key: Hash + Send + Sync + 'static, Item> Li
         Self { sink, admission: Admission::new(limiter, key), waiting: None }
     }
 
-    /// Sets the cost of each item: a number, or [`Costs`] in units.
-    pub fn cost(self, cost: impl Into<Costs>) -> Self {
-        let cost = cost.into();
-        self.cost_by(move |_| cost)
-    }
-
-    /// Sets the cost of each item by the item: its bytes, for example.
+    /// Sets the cost of each item: a number, such as its bytes, or [`Costs`] in units.
     ///
     /// An item that costs more than the limit's burst is an error.
-    pub fn cost_by<C: Into<Costs>>(mut self, cost: impl Fn(&Item) -> C + Send + Sync + 'static) -> Self {
+    pub fn cost<C: Into<Costs>>(mut self, cost: impl Fn(&Item) -> C + Send + Sync + 'static) -> Self {
         self.admission.cost = Box::new(move |item| cost(item).into());
         self
     }

@@ -198,13 +198,13 @@ async fn items_of_a_key_that_is_blocked_for_years_are_errors() {
 
 /// Messages cost their length, in a stream and in a sink.
 #[tokio::test(start_paused = true)]
-async fn items_cost_what_cost_by_returns() {
+async fn items_cost_what_the_closure_returns() {
     let messages = ["four", "seventeen letters", "", "x", "exactly twenty bytes"];
     let limiter = || memory::<u64>(Gcra::new(Quota::per_second(10)).burst(20));
     let expected: Vec<_> = [4_u64, 21, 21, 22, 42].map(|bytes| u128::from(bytes.saturating_sub(20)) * 100).into();
 
     let (started, mut at) = (Instant::now(), Vec::new());
-    let mut items = LimitedStream::new(stream::iter(messages), limiter(), 7).cost_by(|item: &&str| item.len() as u64);
+    let mut items = LimitedStream::new(stream::iter(messages), limiter(), 7).cost(|item: &&str| item.len() as u64);
     while let Some(item) = items.next().await {
         item.expect("an item");
         at.push(started.elapsed().as_millis());
@@ -212,7 +212,7 @@ async fn items_cost_what_cost_by_returns() {
     assert_eq!(at, expected);
 
     let (started, mut at) = (Instant::now(), Vec::new());
-    let mut items = LimitedSink::new(sink::drain(), limiter(), 7).cost_by(|item: &&str| item.len() as u64);
+    let mut items = LimitedSink::new(sink::drain(), limiter(), 7).cost(|item: &&str| item.len() as u64);
     for message in messages {
         items.send(message).await.expect("sent");
         at.push(started.elapsed().as_millis());
@@ -237,7 +237,7 @@ fn until_ready_without_a_timer_is_a_configuration_error() {
 async fn limited_stream_yields_all_items_in_order_at_the_rate() {
     let limiter = memory(Gcra::new(Quota::per_second(10)).burst(1));
     let started = Instant::now();
-    let mut items = LimitedStream::new(stream::iter([1, 2, 3]), limiter.clone(), 7_u64).cost(1);
+    let mut items = LimitedStream::new(stream::iter([1, 2, 3]), limiter.clone(), 7_u64).cost(|_| 1);
     assert_eq!(items.size_hint(), (3, Some(3)));
     let mut seen = Vec::new();
     while let Some(item) = items.next().await {
@@ -246,7 +246,7 @@ async fn limited_stream_yields_all_items_in_order_at_the_rate() {
     assert_eq!(seen, [(1, 0), (2, 100), (3, 200)]);
     assert_eq!(started.elapsed(), Duration::from_millis(200), "the end of the stream waits for nothing");
 
-    let exceeding = LimitedStream::new(stream::iter([1]), limiter, 7_u64).cost(2);
+    let exceeding = LimitedStream::new(stream::iter([1]), limiter, 7_u64).cost(|_| 2);
     let error: Error = exceeding.try_collect::<Vec<_>>().await.expect_err("a cost above the burst");
     assert!(error.is_config(), "{error}");
 }
@@ -306,7 +306,7 @@ async fn limited_sink_accepts_all_items_in_order_at_the_rate() {
     drop(items);
     assert_eq!(seen, [(1, 0), (2, 0), (3, 100), (4, 200)]);
 
-    let mut exceeding = LimitedSink::new(sink::drain(), limiter, Connection(7)).cost(3);
+    let mut exceeding = LimitedSink::new(sink::drain(), limiter, Connection(7)).cost(|_| 3);
     let error = exceeding.send(1).await.expect_err("a cost above the burst");
     assert!(matches!(&error, LimitedSinkError::Limiter(error) if error.is_config()), "{error}");
 }
