@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Gauge, Histogram, IntoF64, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
 };
 
 use super::event::{Direction, Event};
@@ -32,9 +33,6 @@ struct Recorder {
     /// One entry per name of a most restrictive limit.
     requests: ArcSwap<Vec<Arc<LimitCounters>>>,
     described: Once,
-    // Created on first use, so that no page lists what never happens.
-    settled: OnceLock<[Counter; 3]>,
-    in_flight: OnceLock<(Gauge, Histogram)>,
 }
 
 /// The counters of one limit.
@@ -43,10 +41,6 @@ struct LimitCounters {
     /// By outcome and source, created on first use.
     counts: [[OnceLock<Counter>; SOURCES.len()]; OUTCOMES.len()],
     decision_times: [OnceLock<Histogram>; SOURCES.len()],
-    /// In the order of [`OF_LIMIT`].
-    of_limit: [OnceLock<Counter>; OF_LIMIT.len()],
-    /// By direction.
-    paced: [OnceLock<(Counter, Histogram)>; 2],
 }
 
 /// The label value for a missing limit or source.
@@ -65,26 +59,13 @@ const OUTCOMES: [&str; 10] = [
 ];
 const SOURCES: [&str; 6] = ["store", "lease", "cache", "fallback", "no_limit", NONE];
 
-/// Counters that each limit has.
-const OF_LIMIT: [&str; 4] = [
-    "ratelimit_shadow_denied_total",
-    "ratelimit_shadow_uncounted_total",
-    "ratelimit_near_limit_total",
-    "ratelimit_escalations_total",
-];
 impl Metrics {
     /// The number of names of limits that are distinguished. Further names are counted as `other`.
     pub const MAX_LIMITS: usize = 100;
 
     /// Creates an observer whose metrics carry the label `limiter` with this value, to distinguish layers.
     pub fn new(limiter: &str) -> Self {
-        Self(Arc::new(Recorder {
-            limiter: limiter.into(),
-            requests: ArcSwap::default(),
-            described: Once::new(),
-            settled: OnceLock::new(),
-            in_flight: OnceLock::new(),
-        }))
+        Self(Arc::new(Recorder { limiter: limiter.into(), requests: ArcSwap::default(), described: Once::new() }))
     }
 }
 
@@ -93,53 +74,46 @@ impl Recorder {
         self.limiter.as_ref().to_owned()
     }
 
+    /// Returns the labels of a metric: the limiter, and at most one more.
+    fn labels(&self, more: Option<(&'static str, &str)>) -> Vec<(&'static str, String)> {
+        let labels = [("limiter", &*self.limiter)].into_iter().chain(more);
+        labels.map(|(name, value)| (name, value.to_owned())).collect()
+    }
+
+    fn add(&self, name: &'static str, label: Option<(&'static str, &str)>, value: u64) {
+        counter!(name, &self.labels(label)).increment(value);
+    }
+
+    fn gauge(&self, name: &'static str) -> Gauge {
+        gauge!(name, &self.labels(None))
+    }
+
+    fn record(&self, name: &'static str, value: impl IntoF64) {
+        histogram!(name, &self.labels(None)).record(value);
+    }
+
     fn settled(&self, unit: Option<&str>, held: u64, actual: u64) {
-        let create = || {
-            let mut labels = vec![("limiter", self.limiter())];
-            labels.extend(unit.map(|unit| ("unit", unit.to_owned())));
-            [
-                counter!("ratelimit_settled_total", &labels),
-                counter!("ratelimit_released_total", &labels),
-                counter!("ratelimit_surcharged_total", &labels),
-            ]
-        };
-        let of_unit = unit.map(|_| create());
-        let [settled, released, surcharged] = of_unit.as_ref().unwrap_or_else(|| self.settled.get_or_init(create));
-        settled.increment(held.min(actual));
-        released.increment(held.saturating_sub(actual));
-        surcharged.increment(actual.saturating_sub(held));
-    }
-
-    fn in_flight(&self) -> &(Gauge, Histogram) {
-        self.in_flight.get_or_init(|| {
-            let requests = gauge!("ratelimit_in_flight", "limiter" => self.limiter());
-            (requests, histogram!("ratelimit_in_flight_seconds", "limiter" => self.limiter()))
-        })
-    }
-
-    fn lease_renewed(&self, units: [(&'static str, u64); 4]) {
-        counter!("ratelimit_lease_reports_total", "limiter" => self.limiter()).increment(1);
-        for (result, units) in units {
-            counter!("ratelimit_lease_units_total", "limiter" => self.limiter(), "result" => result).increment(units);
-        }
+        let unit = unit.map(|unit| ("unit", unit));
+        self.add("ratelimit_settled_total", unit, held.min(actual));
+        self.add("ratelimit_released_total", unit, held.saturating_sub(actual));
+        self.add("ratelimit_surcharged_total", unit, actual.saturating_sub(held));
     }
 
     fn batch(&self, size: usize, elapsed: Duration, is_error: bool) {
-        let size = f64::from(u32::try_from(size).unwrap_or(u32::MAX));
-        histogram!("ratelimit_batch_size", "limiter" => self.limiter()).record(size);
-        histogram!("ratelimit_batch_seconds", "limiter" => self.limiter()).record(elapsed);
-        counter!("ratelimit_batch_errors_total", "limiter" => self.limiter()).increment(u64::from(is_error));
+        self.record("ratelimit_batch_size", u32::try_from(size).unwrap_or(u32::MAX));
+        self.record("ratelimit_batch_seconds", elapsed);
+        self.add("ratelimit_batch_errors_total", None, u64::from(is_error));
     }
 
     fn breaker(&self, store: &str, is_open: bool) {
-        let labels = [("limiter", self.limiter()), ("store", store.to_owned())];
-        counter!("ratelimit_breaker_opened_total", &labels).increment(u64::from(is_open));
-        gauge!("ratelimit_breaker_open", &labels).set(f64::from(u8::from(is_open)));
+        let store = Some(("store", store));
+        self.add("ratelimit_breaker_opened_total", store, u64::from(is_open));
+        gauge!("ratelimit_breaker_open", &self.labels(store)).set(f64::from(u8::from(is_open)));
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a gauge is a double")]
     fn usage(&self, limit: &str, gauges: [(&'static str, u64); 5], evicted: u64) {
-        let labels = [("limiter", self.limiter()), ("limit", limit.to_owned())];
+        let labels = self.labels(Some(("limit", limit)));
         for (name, value) in gauges {
             gauge!(name, &labels).set(value as f64);
         }
@@ -201,27 +175,16 @@ impl Recorder {
         }
     }
 
-    /// Counts in a counter of [`OF_LIMIT`].
     fn count_of_limit(&self, name: &'static str, limit: &str) {
-        let (counters, index) = (self.limit_counters(limit), index_of(&OF_LIMIT, name));
-        let counter = counters.of_limit[index]
-            .get_or_init(|| counter!(name, "limiter" => self.limiter(), "limit" => counters.limit.clone()));
-        counter.increment(1);
+        self.add(name, Some(("limit", &*self.limit_counters(limit).limit)), 1);
     }
 
     fn paced(&self, direction: Direction, limit: &str, bytes: u64, waited: Duration) {
-        let counters = self.limit_counters(limit);
-        let (passed, seconds) = counters.paced[direction as usize].get_or_init(|| {
-            let labels = [
-                ("limiter", self.limiter()),
-                ("limit", counters.limit.clone()),
-                ("direction", direction.name().to_owned()),
-            ];
-            (counter!("ratelimit_paced_bytes_total", &labels), histogram!("ratelimit_paced_wait_seconds", &labels))
-        });
-        passed.increment(bytes);
+        let mut labels = self.labels(Some(("limit", &*self.limit_counters(limit).limit)));
+        labels.push(("direction", direction.name().to_owned()));
+        counter!("ratelimit_paced_bytes_total", &labels).increment(bytes);
         if !waited.is_zero() {
-            seconds.record(waited);
+            histogram!("ratelimit_paced_wait_seconds", &labels).record(waited);
         }
     }
 }
@@ -244,8 +207,6 @@ impl LimitCounters {
             limit: limit.to_owned(),
             counts: [const { [const { OnceLock::new() }; SOURCES.len()] }; OUTCOMES.len()],
             decision_times: [const { OnceLock::new() }; SOURCES.len()],
-            of_limit: [const { OnceLock::new() }; OF_LIMIT.len()],
-            paced: [const { OnceLock::new() }; 2],
         }
     }
 }
@@ -260,7 +221,7 @@ impl Observer for Metrics {
         match *event {
             Event::Decided { decision, .. } => {
                 if decision.is_denied_by_leases() {
-                    counter!("ratelimit_denied_by_leases_total", "limiter" => recorder.limiter()).increment(1);
+                    recorder.add("ratelimit_denied_by_leases_total", None, 1);
                 }
                 decision
                     .shadow_denials()
@@ -268,58 +229,51 @@ impl Observer for Metrics {
                 let crossed = decision.limits().iter().filter(|limit| limit.crossed_mark());
                 crossed.for_each(|limit| recorder.count_of_limit("ratelimit_near_limit_total", limit.name()));
             }
-            // Each crossing is counted above, as are these requests.
-            Event::NearLimit { .. } | Event::Failed { .. } | Event::Exempt | Event::Abandoned { .. } => {}
             Event::ShadowUncounted { limit } => recorder.count_of_limit("ratelimit_shadow_uncounted_total", limit),
             Event::Escalated { limit, .. } => recorder.count_of_limit("ratelimit_escalations_total", limit),
-            Event::MissingKey { server_error, .. } => {
-                if server_error {
-                    counter!("ratelimit_misconfigured_total", "limiter" => recorder.limiter()).increment(1);
-                }
-            }
-            Event::WaitStarted => gauge!("ratelimit_waiters", "limiter" => recorder.limiter()).increment(1.0),
+            Event::MissingKey { server_error: true, .. } => recorder.add("ratelimit_misconfigured_total", None, 1),
+            // Each crossing is counted above, as are these requests.
+            Event::NearLimit { .. }
+            | Event::MissingKey { .. }
+            | Event::Failed { .. }
+            | Event::Exempt
+            | Event::Abandoned { .. } => {}
+            Event::WaitStarted => recorder.gauge("ratelimit_waiters").increment(1.0),
             Event::WaitEnded { waited, end } => {
-                gauge!("ratelimit_waiters", "limiter" => recorder.limiter()).decrement(1.0);
-                histogram!("ratelimit_wait_seconds", "limiter" => recorder.limiter()).record(waited);
-                counter!("ratelimit_waits_total", "limiter" => recorder.limiter(), "result" => end.name()).increment(1);
+                recorder.gauge("ratelimit_waiters").decrement(1.0);
+                recorder.record("ratelimit_wait_seconds", waited);
+                recorder.add("ratelimit_waits_total", Some(("result", end.name())), 1);
             }
-            Event::WaitRefused => {
-                counter!("ratelimit_wait_refused_total", "limiter" => recorder.limiter()).increment(1);
-            }
+            Event::WaitRefused => recorder.add("ratelimit_wait_refused_total", None, 1),
             Event::WaitAsked { admitted } => {
                 let result = if admitted { "admitted" } else { "denied" };
-                counter!("ratelimit_wait_asks_total", "limiter" => recorder.limiter(), "result" => result).increment(1);
+                recorder.add("ratelimit_wait_asks_total", Some(("result", result)), 1);
             }
             Event::Settled { unit, held, actual } => recorder.settled(unit, held, actual),
             Event::Paced { direction, error: Some(_), .. } => {
-                let labels = [("limiter", recorder.limiter()), ("direction", direction.name().to_owned())];
-                counter!("ratelimit_paced_errors_total", &labels).increment(1);
+                recorder.add("ratelimit_paced_errors_total", Some(("direction", direction.name())), 1);
             }
             Event::Paced { direction, limit, bytes, waited, .. } => {
                 recorder.paced(direction, limit.unwrap_or(NONE), bytes, waited);
             }
-            Event::InFlightStarted { .. } => recorder.in_flight().0.increment(1.0),
+            Event::InFlightStarted { .. } => recorder.gauge("ratelimit_in_flight").increment(1.0),
             Event::InFlightEnded { lasted, .. } => {
-                let (requests, seconds) = recorder.in_flight();
-                requests.decrement(1.0);
-                seconds.record(lasted);
+                recorder.gauge("ratelimit_in_flight").decrement(1.0);
+                recorder.record("ratelimit_in_flight_seconds", lasted);
             }
             Event::Batch { size, elapsed, error, .. } => recorder.batch(size, elapsed, error.is_some()),
             Event::Breaker { store, error } => recorder.breaker(store, error.is_some()),
             Event::Shed { cause, count, .. } => {
-                counter!("ratelimit_shed_total", "limiter" => recorder.limiter(), "cause" => cause.name())
-                    .increment(u64::try_from(count).unwrap_or(u64::MAX));
+                recorder.add("ratelimit_shed_total", Some(("cause", cause.name())), count as u64);
             }
-            Event::HoldsExpired { count, .. } => {
-                counter!("ratelimit_holds_expired_total", "limiter" => recorder.limiter())
-                    .increment(u64::try_from(count).unwrap_or(u64::MAX));
-            }
-            Event::InFlightUncounted { cost, .. } => {
-                counter!("ratelimit_in_flight_uncounted_total", "limiter" => recorder.limiter()).increment(cost);
-            }
+            Event::HoldsExpired { count, .. } => recorder.add("ratelimit_holds_expired_total", None, count as u64),
+            Event::InFlightUncounted { cost, .. } => recorder.add("ratelimit_in_flight_uncounted_total", None, cost),
             Event::LeaseRenewed { granted, spent, returned, lost, .. } => {
-                let units = [("granted", granted), ("spent", spent), ("returned", returned), ("lost", lost)];
-                recorder.lease_renewed(units);
+                recorder.add("ratelimit_lease_reports_total", None, 1);
+                for (result, units) in [("granted", granted), ("spent", spent), ("returned", returned), ("lost", lost)]
+                {
+                    recorder.add("ratelimit_lease_units_total", Some(("result", result)), units);
+                }
             }
             Event::Usage { limit, live_keys, capacity, bytes, evicted, held_keys, held } => {
                 let gauges = [
@@ -331,9 +285,7 @@ impl Observer for Metrics {
                 ];
                 recorder.usage(limit, gauges, evicted);
             }
-            Event::Warning { .. } => {
-                counter!("ratelimit_warnings_total", "limiter" => recorder.limiter()).increment(1);
-            }
+            Event::Warning { .. } => recorder.add("ratelimit_warnings_total", None, 1),
         }
     }
 }
