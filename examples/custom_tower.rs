@@ -12,7 +12,7 @@ use std::fmt;
 
 use tower::{Service, ServiceBuilder, ServiceExt};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 use tower_ratelimit::{Gcra, ManualClock, Memory, Quota, RateLimitLayer};
 
 /// A request of a custom protocol.
@@ -67,7 +67,7 @@ async fn main() -> Result<(), BoxError> {
         println!("{name:>11}: {}", describe(&result));
 
         // The wait is exact: after it the same order is printed, a microsecond earlier it would not be.
-        if let Some(wait) = result.err().and_then(|error| error.downcast_ref::<Rejected>()?.rejection().retry_after()) {
+        if let Some(wait) = result.err().and_then(|error| error.downcast_ref::<Rejection>()?.retry_after()) {
             clock.advance(wait);
             println!("{name:>11}: {}, after waiting {wait:?}", describe(&press.ready().await?.call(job).await));
         }
@@ -76,7 +76,7 @@ async fn main() -> Result<(), BoxError> {
 }
 
 /// Returns the rejection if the error is one. Other errors are the service's own.
-fn rejection_of(error: &BoxError) -> Option<&Rejected> {
+fn rejection_of(error: &BoxError) -> Option<&Rejection> {
     error.downcast_ref()
 }
 

@@ -119,7 +119,7 @@
 //!   laws of an algorithm of your own. For dev-dependencies.
 //! - **`timer`** (default): requests wait for a delayed start (tokio's timer): `RateLimitLayer::max_wait`, and [`LeakyQueue`]
 //!   behind the layer; `waiting::until_ready`; `pacing::PacingLayer`; `ReadAheadLayer::drain_rejected`; `TokioClock`.
-//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `response::ByContentType`, `cost::OnlyGrpcCodes`, and the
+//! - **`tonic`**: gRPC in tonic 0.14: `response::Grpc`, `Http::grpc`, `cost::OnlyGrpcCodes`, and the
 //!   peer's address for [`PeerIp`] and [`ClientIp`].
 //! - **`tonic-tls`**: the peer's address on TLS connections that your own server hands to tonic.
 //! - **`tracing`**: `observe::Tracing` logs events with the `tracing` facade.

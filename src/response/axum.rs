@@ -10,7 +10,6 @@ use http::request::Parts;
 use super::http::Http;
 use super::info::RateLimitInfo;
 use super::problem::Problem;
-use super::reject_with_error::Rejected;
 use super::rejection::Rejection;
 use crate::observe::Observers;
 
@@ -34,13 +33,6 @@ impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         let response = Problem.render(&self);
         Http::new().finish_rejected(response, self)
-    }
-}
-
-/// The response of the [`Rejection`].
-impl IntoResponse for Rejected {
-    fn into_response(self) -> Response {
-        self.into_rejection().into_response()
     }
 }
 

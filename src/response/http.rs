@@ -1,8 +1,17 @@
+#[cfg(feature = "tonic")]
+use std::time::Duration;
+
+#[cfg(feature = "tonic")]
+use http::HeaderMap;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body::Body;
 
 use super::Respond;
+#[cfg(feature = "tonic")]
+use super::grpc::{Grpc, answer_type};
+#[cfg(feature = "tonic")]
+use super::grpc_timeout::grpc_timeout;
 use super::headers::{Headers, HttpContext, legacy};
 use super::map_body::MapBody;
 use super::problem::{Problem, Render};
@@ -34,21 +43,33 @@ use crate::observe::Observers;
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Http<R = Problem> {
-    pub(super) headers: Headers,
+    headers: Headers,
+    /// The responder of gRPC calls. `None`: they are answered as all other requests.
+    #[cfg(feature = "tonic")]
+    grpc: Option<Grpc>,
     render: R,
 }
 
 impl Http {
     /// Creates a responder with rate limit headers and a problem body.
     pub const fn new() -> Self {
-        Self { headers: Headers::new(), render: Problem }
+        Self::with(Headers::new())
     }
 
     /// Creates a responder that changes rejections only, and allocates nothing for allowed requests.
     ///
     /// Rejections carry `Retry-After` and `Cache-Control`, and no other headers.
     pub const fn without_headers() -> Self {
-        Self { headers: Headers::none(), render: Problem }
+        Self::with(Headers::none())
+    }
+
+    const fn with(headers: Headers) -> Self {
+        Self {
+            headers,
+            #[cfg(feature = "tonic")]
+            grpc: None,
+            render: Problem,
+        }
     }
 }
 
@@ -117,7 +138,41 @@ impl<R> Http<R> {
     ///
     /// [`Parts`]: http::request::Parts
     pub fn render<F>(self, render: F) -> Http<F> {
-        Http { headers: self.headers, render }
+        Http {
+            headers: self.headers,
+            #[cfg(feature = "tonic")]
+            grpc: self.grpc,
+            render,
+        }
+    }
+
+    /// Answers gRPC calls with [`Grpc`]: for servers with gRPC and HTTP on one port.
+    ///
+    /// A gRPC call is a `POST` whose `content-type` is `application/grpc` or `application/grpc-web`, with or without a
+    /// suffix. gRPC-Web calls are answered in their own content type. A rejection of any other request has a status of
+    /// 400 or above, whatever its `content-type`.
+    ///
+    /// ```
+    /// use tower_ratelimit::response::{Grpc, Headers};
+    /// use tower_ratelimit::{Gcra, Http, Memory, PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let limiter = Memory::<std::net::IpAddr, _>::new(Gcra::new(Quota::per_second(10)));
+    /// let responder = Http::new().headers(Headers::new().expose(true)).grpc(Grpc::new());
+    /// let layer = RateLimitLayer::new(PeerIp::new(), limiter).responder(responder);
+    /// ```
+    ///
+    /// This works with axum's router as it is. If the body does not implement `From<Bytes>`, as tonic's, use
+    /// [`map_body`](Self::map_body).
+    #[cfg(feature = "tonic")]
+    pub fn grpc(mut self, grpc: Grpc) -> Self {
+        self.grpc = Some(grpc);
+        self
+    }
+
+    /// Returns the responder of a gRPC call, and the content type of its answer. `None` for other requests.
+    #[cfg(feature = "tonic")]
+    fn of_call(&self, method: &Method, headers: &HeaderMap) -> Option<(&Grpc, HeaderValue)> {
+        self.grpc.as_ref().and_then(|grpc| Some((grpc, answer_type(method, headers)?)))
     }
 
     /// Returns the response to a rejected request, for handlers that call a limiter themselves: the same status, headers
@@ -132,6 +187,10 @@ impl<R> Http<R> {
         R: Render<B>,
     {
         let rejection = rejection.into();
+        #[cfg(feature = "tonic")]
+        if let Some((grpc, content_type)) = self.of_call(&request.method, &request.headers) {
+            return grpc.reject(Some(content_type), rejection);
+        }
         let mut response = self.finish_rejected(self.render.render(request, &rejection), rejection);
         if request.method == Method::HEAD {
             remove_body(&mut response);
@@ -173,12 +232,23 @@ where
 
     #[inline]
     fn detail(&self) -> Detail {
-        self.headers.detail()
+        let detail = self.headers.detail();
+        #[cfg(feature = "tonic")]
+        let detail = self.grpc.map_or(detail, |grpc| grpc.headers.detail().max(detail));
+        detail
+    }
+
+    #[cfg(feature = "tonic")]
+    fn client_timeout(&self, request: &Request<A>) -> Option<Duration> {
+        self.of_call(request.method(), request.headers()).and_then(|_| grpc_timeout(request.headers()))
     }
 
     #[inline]
     fn on_allowed(&self, request: &mut Request<A>, decision: Option<&Decision>) -> HttpContext {
-        self.headers.on_allowed(request.extensions_mut(), decision)
+        let headers = &self.headers;
+        #[cfg(feature = "tonic")]
+        let headers = self.of_call(request.method(), request.headers()).map_or(headers, |(grpc, _)| &grpc.headers);
+        headers.on_allowed(request.extensions_mut(), decision)
     }
 
     fn observe(context: &mut HttpContext, observers: &Observers) {

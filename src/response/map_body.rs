@@ -10,7 +10,7 @@ use super::rejection::Rejection;
 use crate::decision::{Decision, Detail};
 use crate::observe::Observers;
 
-/// A responder for services with any response body, built by [`Http::map_body`] or `ByContentType::map_body`.
+/// A responder for services with any response body, built by [`Http::map_body`].
 ///
 /// The body of the rate limited service is a [`ResponseBody`] around the inner service's body.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,4 @@
 use std::error::Error as StdError;
-use std::fmt;
 
 use super::Respond;
 use super::rejection::Rejection;
@@ -10,17 +9,17 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Rejects requests with an error: for clients, and for services that are not HTTP.
 ///
-/// The layer does not change the error type of the service. The type must implement `From<Rejected>`:
+/// The layer does not change the error type of the service. The type must implement `From<Rejection>`:
 ///
-/// - a [`BoxError`] does. It holds a [`Rejected`], which `downcast_ref` finds, or the error of the inner service.
-/// - an error type of your own can, with a variant for [`Rejected`].
+/// - a [`BoxError`] does. It holds a [`Rejection`], which `downcast_ref` finds, or the error of the inner service.
+/// - an error type of your own can, with a variant for [`Rejection`].
 /// - for any other error type, such as hyper's and reqwest's, add `.map_err(BoxError::from)` between the layer and the
 ///   service.
 ///
 /// ```
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 /// use tower_ratelimit::key::Global;
-/// use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
+/// use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 /// use tower_ratelimit::{FixedWindow, Memory, Quota, RateLimitLayer};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -33,8 +32,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 ///
 /// assert_eq!(service.ready().await?.call("2").await?, 2);
 /// let error = service.ready().await?.call("2").await.unwrap_err();
-/// let rejected = error.downcast_ref::<Rejected>().expect("an error of the rate limiter");
-/// assert!(rejected.rejection().is_over_limit());
+/// let rejection = error.downcast_ref::<Rejection>().expect("an error of the rate limiter");
+/// assert!(rejection.is_over_limit());
 /// # Ok(())
 /// # }
 /// ```
@@ -42,43 +41,43 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// A typed error:
 ///
 /// ```
-/// use tower_ratelimit::response::Rejected;
+/// use tower_ratelimit::response::Rejection;
 ///
 /// enum ApiError {
-///     Limited(Rejected),
+///     Limited(Rejection),
 ///     Transport(std::io::Error),
 /// }
 ///
-/// impl From<Rejected> for ApiError {
-///     fn from(rejected: Rejected) -> Self {
-///         Self::Limited(rejected)
+/// impl From<Rejection> for ApiError {
+///     fn from(rejection: Rejection) -> Self {
+///         Self::Limited(rejection)
 ///     }
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RejectWithError;
 
-/// An error type that can hold a [`Rejected`]: any type that implements `From<Rejected>`.
+/// An error type that can hold a [`Rejection`]: any type that implements `From<Rejection>`.
 #[diagnostic::on_unimplemented(
     message = "the error type `{Self}` cannot hold a rejection of the rate limiter",
     label = "the service's error is `{Self}`",
-    note = "add `.map_err(BoxError::from)` between the layer and the service, or implement `From<Rejected>` for an \
+    note = "add `.map_err(BoxError::from)` between the layer and the service, or implement `From<Rejection>` for an \
             error type of your own"
 )]
-pub trait FromRejected {
+pub trait FromRejection {
     /// Converts the rejection.
-    fn from_rejected(rejected: Rejected) -> Self;
+    fn from_rejection(rejection: Rejection) -> Self;
 }
 
-impl<E: From<Rejected>> FromRejected for E {
-    fn from_rejected(rejected: Rejected) -> Self {
-        rejected.into()
+impl<E: From<Rejection>> FromRejection for E {
+    fn from_rejection(rejection: Rejection) -> Self {
+        rejection.into()
     }
 }
 
 impl<Request, Response, Error> Respond<Request, Response, Error> for RejectWithError
 where
-    Error: FromRejected,
+    Error: FromRejection,
 {
     type Response = Response;
     type Context = ();
@@ -91,44 +90,6 @@ where
     }
 
     fn on_rejected(&self, _request: Request, rejection: Rejection) -> Result<Response, Error> {
-        Err(Error::from_rejected(Rejected { rejection }))
-    }
-}
-
-/// The error of a request that the rate limiter rejected.
-#[derive(Clone, Debug)]
-pub struct Rejected {
-    rejection: Rejection,
-}
-
-impl Rejected {
-    /// Creates the error of a rejection, for custom responders and for callers of limiters.
-    pub const fn new(rejection: Rejection) -> Self {
-        Self { rejection }
-    }
-
-    /// Returns the reason.
-    pub fn rejection(&self) -> &Rejection {
-        &self.rejection
-    }
-
-    /// Returns the reason by value.
-    pub fn into_rejection(self) -> Rejection {
-        self.rejection
-    }
-}
-
-impl fmt::Display for Rejected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.rejection.fmt(f)
-    }
-}
-
-impl StdError for Rejected {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match &self.rejection {
-            Rejection::Unavailable(error) => Some(error),
-            _ => None,
-        }
+        Err(Error::from_rejection(rejection))
     }
 }

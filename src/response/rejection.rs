@@ -1,4 +1,5 @@
 use std::borrow::Cow;
+use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use crate::key::MissingKey;
 
 /// The reason why the layer does not forward a request.
 ///
-/// `Display` writes a text for clients: the text holds no details about the server.
+/// `Display` writes a text for clients: the text holds no details about the server. As an error, a rejection has the error of
+/// the limiter as its source.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -159,5 +161,14 @@ fn push_seconds(text: &mut String, duration: Duration) {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.to_text())
+    }
+}
+
+impl StdError for Rejection {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Unavailable(error) => Some(error),
+            Self::OverLimit(_) | Self::MissingKey(_) => None,
+        }
     }
 }

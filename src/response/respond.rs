@@ -56,7 +56,7 @@ use crate::observe::Observers;
             or a closure",
     note = "a closure of `Http::render` takes `(&http::request::Parts, &Rejection)` and returns a `Response`; with the \
             feature `axum` also a `StatusCode`, or a tuple that begins with one",
-    note = "`RejectWithError` needs an error type that implements `From<Rejected>`, which `{Error}` may not: add \
+    note = "`RejectWithError` needs an error type that implements `From<Rejection>`, which `{Error}` may not: add \
             `.map_err(BoxError::from)` between the layer and the service"
 )]
 pub trait Respond<Request, Response, Error> {

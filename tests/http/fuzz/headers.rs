@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use tower_ratelimit::key::{Credential, Extracted, Header, Host, InNetworks, TrustedProxies};
-use tower_ratelimit::response::{ByContentType, Grpc, Rejection};
-use tower_ratelimit::{AcquireOptions, ClientIp, ExtractKey, Gcra, ManualClock, Memory, PeerIp, Quota, Respond};
+use tower_ratelimit::response::{Grpc, Rejection};
+use tower_ratelimit::{AcquireOptions, ClientIp, ExtractKey, Gcra, Http, ManualClock, Memory, PeerIp, Quota, Respond};
 
 const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const UNTRUSTED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
@@ -51,7 +51,7 @@ fn content_types(lines: &[HeaderValue]) {
     let is_grpc = lines
         .first()
         .is_some_and(|line| line.as_bytes().to_ascii_lowercase().trim_ascii().starts_with(b"application/grpc"));
-    let responder = ByContentType::default().map_body();
+    let responder = Http::new().grpc(Grpc::new()).map_body();
     let response =
         Respond::<_, Response<String>, Infallible>::on_rejected(&responder, sent, Rejection::OverLimit(decision));
     let Ok(response) = response;

@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, MissingKey};
-use tower_ratelimit::response::{BoxError, Headers, RejectWithError, Rejected, Rejection};
+use tower_ratelimit::response::{BoxError, Headers, RejectWithError, Rejection};
 use tower_ratelimit::{Decision, Detail, Error, RateLimitLayer, Respond, Verdict};
 
 use crate::support::{Act, Failure, Pool, StubLimiter, TestRequest, rejecting};
@@ -14,9 +14,9 @@ async fn send(limiter: StubLimiter, request: TestRequest) -> Result<usize, BoxEr
     rejecting(limiter).layer(Pool::new(1).service()).oneshot(request).await
 }
 
-async fn rejected(limiter: StubLimiter, request: TestRequest) -> Rejected {
+async fn rejected(limiter: StubLimiter, request: TestRequest) -> Rejection {
     let error = send(limiter, request).await.expect_err("a rejection");
-    *error.downcast::<Rejected>().expect("the error is a `Rejected`")
+    *error.downcast::<Rejection>().expect("the error is a `Rejection`")
 }
 
 #[tokio::test]
@@ -25,38 +25,38 @@ async fn rejection_as_an_error_states_the_cause() {
 
     let denied = rejected(StubLimiter::denying(), TestRequest::new("a")).await;
     assert_eq!(denied.to_string(), "rate limit \"stub\" exceeded, retry after 1.5s");
-    assert!(denied.rejection().is_over_limit());
-    assert_eq!(denied.rejection().retry_after().map(|wait| wait.as_millis()), Some(1500));
+    assert!(denied.is_over_limit());
+    assert_eq!(denied.retry_after().map(|wait| wait.as_millis()), Some(1500));
     assert!(denied.source().is_none());
 
     let exceeding = rejected(StubLimiter::exceeding(), TestRequest::new("a")).await;
-    assert!(exceeding.rejection().decision().expect("a decision").exceeds_limit());
-    assert_eq!(exceeding.rejection().retry_after(), None, "waiting does not help");
+    assert!(exceeding.decision().expect("a decision").exceeds_limit());
+    assert_eq!(exceeding.retry_after(), None, "waiting does not help");
 
     let missing = rejected(StubLimiter::allowing(), TestRequest::WITHOUT_KEY).await;
-    assert!(matches!(missing.rejection(), Rejection::MissingKey(missing) if !missing.is_server_error()));
-    assert!(!missing.rejection().is_over_limit());
+    assert!(matches!(&missing, Rejection::MissingKey(missing) if !missing.is_server_error()));
+    assert!(!missing.is_over_limit());
     assert_eq!(missing.to_string(), "no key");
 }
 
 #[tokio::test]
 async fn rejection_as_an_error_keeps_the_cause_of_a_failed_limiter() {
     let broken = rejected(StubLimiter::failing(), TestRequest::new("a")).await;
-    assert!(matches!(broken.rejection(), Rejection::Unavailable(_)));
-    assert!(!broken.rejection().is_over_limit());
+    assert!(matches!(&broken, Rejection::Unavailable(_)));
+    assert!(!broken.is_over_limit());
     let cause = broken.source().and_then(|cause| cause.downcast_ref::<Error>()).expect("the limiter's error");
     assert!(cause.is_unavailable());
     assert_eq!(cause.to_string(), "connection lost");
 
     let policy = rejected(StubLimiter::from_policy(Verdict::ExceedsLimit), TestRequest::new("a")).await;
-    assert!(!policy.rejection().is_over_limit(), "a policy is not a used-up quota");
+    assert!(!policy.is_over_limit(), "a policy is not a used-up quota");
 }
 
 /// A service returns both kinds of error, and the caller can distinguish them.
 #[tokio::test]
 async fn service_error_is_unchanged_when_rejections_are_errors() {
     let error = send(StubLimiter::allowing(), TestRequest::new("a").with_act(Act::Fail)).await.expect_err("a failure");
-    assert!(error.downcast_ref::<Rejected>().is_none());
+    assert!(error.downcast_ref::<Rejection>().is_none());
     assert_eq!(error.downcast_ref(), Some(&Failure));
 }
 
@@ -69,7 +69,7 @@ async fn rejection_as_an_error_passes_through_tower_layers() {
         .layer(rejecting(StubLimiter::denying()))
         .service(Pool::new(1).service());
     let error = service.oneshot(TestRequest::new("a")).await.expect_err("a rejection");
-    assert!(error.is::<Rejected>());
+    assert!(error.is::<Rejection>());
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
     use http_body_util::Full;
     use std::collections::BTreeSet;
     use tower_ratelimit::Http;
-    use tower_ratelimit::response::{ByContentType, Grpc, RateLimitFormat, ResetFormat};
+    use tower_ratelimit::response::{Grpc, RateLimitFormat, ResetFormat};
 
     /// The fields that are always readable (<https://fetch.spec.whatwg.org/#cors-safelisted-response-header-name>).
     const READABLE: [&str; 3] = ["cache-control", "content-length", "content-type"];
@@ -196,7 +196,7 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
             let of_http: Result<Response<Full<Bytes>>, BoxError> = http.on_rejected(request(), rejection.clone());
             check(&name, of_http.expect("a response").headers());
             let by_type: Result<Response<Full<Bytes>>, BoxError> =
-                ByContentType::new(grpc, http).on_rejected(request(), rejection.clone());
+                http.grpc(grpc).on_rejected(request(), rejection.clone());
             check(&name, by_type.expect("a response").headers());
             let of_grpc = Respond::<_, Response<Full<Bytes>>, BoxError>::on_rejected(&grpc, request(), rejection);
             check(&name, of_grpc.expect("a response").headers());

@@ -10,7 +10,7 @@ use std::task::Poll;
 
 use tokio_test::task;
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
-use tower_ratelimit::response::{BoxError, Rejected, Rejection};
+use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::{AcquireOptions, Limiter};
 
 use crate::random::Random;
@@ -178,7 +178,7 @@ impl Trace {
             }
             (Stage::Forwarded, Err(_)) if act == Act::PanicInFuture || is_late && act == Act::PanicInCall => "panic",
             (Stage::Rejected(outcome), Ok(Poll::Ready(Err(error)))) => {
-                let rejection = error.downcast_ref::<Rejected>().expect("the limiter's error").rejection();
+                let rejection = error.downcast_ref::<Rejection>().expect("the limiter's error");
                 let is_expected = match outcome {
                     None => matches!(rejection, Rejection::MissingKey(_)),
                     Some(StubLimiter(Err(_))) => matches!(rejection, Rejection::Unavailable(_)),

@@ -7,9 +7,9 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc};
+use tower_ratelimit::response::{BoxError, Grpc};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer,
+    AcquireOptions, BoxLimiter, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, Memory, Quota, RateLimitLayer,
     TokioClock,
 };
 
@@ -88,7 +88,7 @@ async fn grpc_timeout_without_max_wait_makes_no_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn grpc_timeout_of_an_http_request_is_ignored() {
-    let layer = page_layer(memory(one_per_second())).responder(ByContentType::default());
+    let layer = page_layer(memory(one_per_second())).responder(Http::new().grpc(Grpc::new()));
     let service = layer.max_wait(10 * SECOND).layer(pages());
     let http = || Request::get("/").header("grpc-timeout", "1m").body(()).expect("a request");
     assert_eq!(call(service.clone(), http()).await, (true, Duration::ZERO));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
-use tower_ratelimit::response::{BoxError, Rejected};
+use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::{
     AcquireOptions, Decision, DynLimit, Gcra, LeakyQueue, Limit, Limiter, Quota, SlidingWindow, TokioClock, Verdict,
 };
@@ -42,8 +42,8 @@ fn call(service: &CallService, call: Call, started: Instant) -> Task<CallOutcome
         match response.await {
             Ok(at) => Served(at - started),
             Err(error) => {
-                let rejected = error.downcast::<Rejected>().expect("the limiter's error");
-                Denied { at: started.elapsed(), retry_after: rejected.rejection().retry_after() }
+                let rejected = error.downcast::<Rejection>().expect("the limiter's error");
+                Denied { at: started.elapsed(), retry_after: rejected.retry_after() }
             }
         }
     })

@@ -16,7 +16,7 @@ use hyper_util::service::TowerToHyperService;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, MissingKey};
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, Rejection, ResetFormat};
+use tower_ratelimit::response::{BoxError, Grpc, Headers, Rejection, ResetFormat};
 use tower_ratelimit::{Error, Http, RateLimitLayer, Respond, Verdict};
 
 use crate::support::{BoxExecutor, StubLimiter, spawn};
@@ -120,8 +120,8 @@ async fn refused_head_has_no_body() {
     check("Http", Http::new()).await;
     check("minimal", Http::without_headers().headers(Headers::none().legacy(ResetFormat::DeltaSeconds))).await;
     check("map_body", Http::new().map_body()).await;
-    check("ByContentType", ByContentType::default()).await;
-    check("ByContentType, map_body", ByContentType::default().map_body()).await;
+    check("Http, Grpc", Http::new().grpc(Grpc::new())).await;
+    check("Http, Grpc, map_body", Http::new().grpc(Grpc::new()).map_body()).await;
     check("Grpc", Grpc::new()).await;
 }
 
@@ -148,5 +148,5 @@ async fn refused_head_of_rendered_rejections_has_no_body() {
     };
     check("render", Http::new().render(full)).await;
     check("render, map_body", Http::new().render(bytes).map_body()).await;
-    check("render, by content type", ByContentType::new(Grpc::new(), Http::new().render(full))).await;
+    check("render, by content type", Http::new().render(full).grpc(Grpc::new())).await;
 }

@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use tower_ratelimit::response::{ByContentType, Grpc, Headers, MissingRateLimitInfo, Rejected, Rejection, ResetFormat};
+use tower_ratelimit::response::{Grpc, Headers, MissingRateLimitInfo, Rejection, ResetFormat};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Error, FixedWindow, Http, Limiter, ManualClock, Quota, RateLimitInfo, RateLimitLayer,
     Verdict,
@@ -124,7 +124,7 @@ async fn reject_in_a_handler_answers_as_the_layer() {
     let http = Http::new().headers(headers).render(|request: &Parts, rejection: &Rejection| {
         (StatusCode::IM_A_TEAPOT, format!("{} {rejection}", request.uri))
     });
-    let responder = ByContentType::new(Grpc::new().headers(headers), http);
+    let responder = http.grpc(Grpc::new().headers(headers));
     for (method, content_type) in [("GET", "text/plain"), ("HEAD", "text/plain"), ("POST", "application/grpc")] {
         for limiter in rejections() {
             let handler = {
@@ -159,7 +159,7 @@ async fn misconfigured_limiter_is_a_bare_500() {
         let rejection = Rejection::Unavailable(error);
         assert!(rejection.is_misconfigured());
         assert_eq!((rejection.retry_after(), rejection.retry_after_secs()), (None, None));
-        let response = Rejected::new(rejection).into_response();
+        let response = rejection.into_response();
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert!(!response.headers().contains_key("retry-after"));
         let body: Value = serde_json::from_str(&text(response).await).expect("JSON");

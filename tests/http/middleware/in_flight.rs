@@ -11,7 +11,7 @@ use tokio_test::{assert_pending, assert_ready, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, Rejected};
+use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, Detail, FixedWindow, Gcra, InFlight, InFlightBody, InFlightGuard, Limiter,
     ManualClock, Quota, Verdict,
@@ -145,7 +145,7 @@ async fn in_flight_queue_rejects_with_the_wait_of_the_limit() {
                 started += 1;
                 continue;
             };
-            let rejection = error.downcast_ref::<Rejected>().expect("the layer's error").rejection();
+            let rejection = error.downcast_ref::<Rejection>().expect("the layer's error");
             let wait = rejection.retry_after().expect("a wait");
             assert!(wait >= Duration::from_secs(1), "{max} {delay} {work}: {wait:?}");
             rejected += 1;

@@ -13,7 +13,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::{Extracted, Header};
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache};
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, RateLimitFormat, Rejection, ResetFormat};
+use tower_ratelimit::response::{BoxError, Grpc, Headers, RateLimitFormat, Rejection, ResetFormat};
 use tower_ratelimit::{
     BoxLimiter, Clock as _, Decision, DecisionSource, DynLimit, FixedWindow, Gcra, Http, Limit, LimitStatus, Limiter,
     ManualClock, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
@@ -569,7 +569,7 @@ async fn rejection_of_an_unread_body_closes_the_connection() {
             };
             let http = page_layer(StubLimiter::denying());
             let grpc = http.clone().responder(Grpc::new()).layer(PageService::new(service_fn(hello)));
-            let both = http.clone().responder(ByContentType::default());
+            let both = http.clone().responder(Http::new().grpc(Grpc::new()));
             let fields = [
                 ask(http, request()).await.into_parts().0.headers,
                 grpc.oneshot(request()).await.expect("a response").into_parts().0.headers,

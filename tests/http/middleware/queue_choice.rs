@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::limiter::{Fallback, LimiterFuture, LimitsOfKey, Outcome};
-use tower_ratelimit::response::{BoxError, Rejected, Rejection};
+use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, DynLimit, Error, FixedWindow, InFlight, LeakyQueue, Limit, Limiter, Quota,
     TokenBucket, per_key,
@@ -119,7 +119,7 @@ async fn request_that_can_never_start_tells_the_others_nothing() {
     sleep(ms(10)).await;
     let is_exceeding = async |call: Task<Result<Instant, BoxError>>| {
         let error = call.await.expect("no panic").expect_err("a denial");
-        match error.downcast_ref::<Rejected>().map(Rejected::rejection) {
+        match error.downcast_ref::<Rejection>() {
             Some(Rejection::OverLimit(decision)) => decision.exceeds_limit(),
             other => panic!("{other:?}"),
         }

@@ -10,7 +10,7 @@ use tokio_test::{assert_pending, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome};
-use tower_ratelimit::response::{RejectWithError, Rejected};
+use tower_ratelimit::response::{RejectWithError, Rejection};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, InFlight, Limit, Limiter, Memory, Quota, RateLimitLayer,
     SlidingLog, TokioClock, Verdict,
@@ -395,8 +395,8 @@ fn guard_that_is_not_kept_ends_the_wait_with_an_error() {
             let limiter = GuardIsNotKept(Instant::now() + SECOND);
             let service = held(layer(limiter).max_wait(10 * SECOND), inner());
             let error = service.oneshot(Call::of(0)).await.expect_err("the guard is not kept");
-            let rejected = error.downcast_ref::<Rejected>().expect("the layer's error");
-            sender.send(rejected.rejection().is_misconfigured()).expect("the test waits");
+            let rejected = error.downcast_ref::<Rejection>().expect("the layer's error");
+            sender.send(rejected.is_misconfigured()).expect("the test waits");
         }));
     });
     assert_eq!(receiver.recv_timeout(60 * SECOND), Ok(true));

@@ -19,7 +19,7 @@ use tower_ratelimit::cost::{OnlyFailures, OnlySuccesses, Settle};
 use tower_ratelimit::key::Global;
 use tower_ratelimit::limiter::{Held, LimiterFuture, Outcome, Reservation};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, RejectWithError, Rejected, Rejection};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Costs, Decision, Detail, DynLimit, Error, FixedWindow, Gcra, Limit, LimitStatus,
     Limiter, ManualClock, Quota, RateLimitLayer, TokenBucket, Verdict,
@@ -121,9 +121,9 @@ async fn cost_function_determines_the_charge() {
         let answer = call(&mut service, (cost, 0)).await;
         assert_eq!((answer.is_ok(), remaining(&limiter).await), (passes, left), "at a cost of {cost}");
         if let Err(error) = answer {
-            let rejected = error.downcast::<Rejected>().unwrap();
-            let exceeds = rejected.rejection().decision().unwrap().exceeds_limit();
-            assert_eq!((exceeds, rejected.rejection().retry_after().is_none()), (cost > 10, cost > 10));
+            let rejected = error.downcast::<Rejection>().unwrap();
+            let exceeds = rejected.decision().unwrap().exceeds_limit();
+            assert_eq!((exceeds, rejected.retry_after().is_none()), (cost > 10, cost > 10));
         }
     }
     assert_eq!(seen.load(Ordering::Relaxed), 5);
@@ -369,7 +369,7 @@ impl<Key: ?Sized> Limiter<Key> for WithoutHolds {
 async fn layer_that_settles_rejects_when_the_limiter_cannot_hold() {
     let limiter = WithoutHolds { returns_error: true };
     let rejected = call(&mut settling(limiter.clone(), actual, echo_actual()), (4, 1)).await.unwrap_err();
-    let Rejection::Unavailable(error) = rejected.downcast_ref::<Rejected>().unwrap().rejection() else { panic!() };
+    let Rejection::Unavailable(error) = rejected.downcast_ref::<Rejection>().unwrap() else { panic!() };
     assert!(error.is_unsupported());
     // A layer that does not settle does not hold.
     let charging = layer(limiter).cost(estimate).layer(echo_actual());

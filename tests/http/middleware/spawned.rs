@@ -13,7 +13,7 @@ use tower::retry::Policy;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::Global;
-use tower_ratelimit::response::{BoxError, RejectWithError, Rejected};
+use tower_ratelimit::response::{BoxError, RejectWithError, Rejection};
 use tower_ratelimit::retry::{HttpHint, RetryAfter};
 use tower_ratelimit::{BoxLimiter, Gcra, Quota, RateLimitLayer, TokioClock};
 
@@ -41,7 +41,7 @@ async fn closure_with_box_error_is_spawned() {
     let oneshot = layer(1).layer(service_fn(|number: u32| async move { Ok::<_, BoxError>(number) }));
     assert_eq!(spawn(oneshot.clone().oneshot(3)).await.expect("no panic").expect("a response"), 3);
     let denied = spawn(async move { oneshot.oneshot(4).await }).await.expect("no panic");
-    assert!(denied.expect_err("a rejection").is::<Rejected>());
+    assert!(denied.expect_err("a rejection").is::<Rejection>());
 }
 
 /// Retries a failed call at once.
@@ -121,7 +121,7 @@ async fn other_errors_become_box_errors_by_map_err() {
     assert_eq!(spawn(async move { client.oneshot(5).await }).await.expect("no panic").expect("a response"), 5);
     let limited = layer(1).layer(boxed);
     let error = spawn(async move { limited.oneshot(6).await }).await.expect("no panic");
-    assert!(error.expect_err("the inner limit").is::<Rejected>());
+    assert!(error.expect_err("the inner limit").is::<Rejection>());
 }
 
 /// An error type of the application, which keeps both kinds of error typed.
@@ -129,12 +129,12 @@ async fn other_errors_become_box_errors_by_map_err() {
 async fn typed_error_holds_the_rejection() {
     #[derive(Debug)]
     enum ApiError {
-        Limited(Rejected),
+        Limited(Rejection),
         Refused(u32),
     }
 
-    impl From<Rejected> for ApiError {
-        fn from(rejected: Rejected) -> Self {
+    impl From<Rejection> for ApiError {
+        fn from(rejected: Rejection) -> Self {
             Self::Limited(rejected)
         }
     }
@@ -145,5 +145,5 @@ async fn typed_error_holds_the_rejection() {
     let Err(ApiError::Limited(rejected)) = client.ready().await.expect("ready").call(7).await else {
         panic!("a rejection")
     };
-    assert_eq!(rejected.rejection().retry_after_secs(), Some(1));
+    assert_eq!(rejected.retry_after_secs(), Some(1));
 }

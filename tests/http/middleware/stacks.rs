@@ -9,7 +9,7 @@ use axum::routing::get;
 use http::{HeaderMap, Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global};
-use tower_ratelimit::response::{Headers, RejectWithError, Rejected, ResetFormat};
+use tower_ratelimit::response::{Headers, RejectWithError, Rejection, ResetFormat};
 use tower_ratelimit::{BoxLimiter, Http, PeerIp, RateLimitInfo, RateLimitLayer};
 
 use crate::fields::{legacy, limits, policies, retry_after};
@@ -267,7 +267,7 @@ async fn layer_works_between_tower_layers() {
     }
     for _ in 0..9 {
         let error = call().await.expect_err("a rejection");
-        assert!(error.is::<Rejected>(), "no permit is lost: {error}");
+        assert!(error.is::<Rejection>(), "no permit is lost: {error}");
     }
 }
 

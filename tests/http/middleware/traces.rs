@@ -4,7 +4,7 @@
 use tokio::time::{Instant, sleep};
 use tower::{ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::response::{BoxError, Rejected};
+use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::waiting::until_ready;
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock as _, DynLimit, FixedWindow, Gcra, InFlight, LeakyQueue, Limit, LimitStatus,
@@ -387,8 +387,8 @@ fn by_the_rules(pace: Pace, max_wait: u64, places: usize, random: &mut Random) -
 /// A rejection names the limit, states that nothing remains, and states the times as of now. If no request may wait, it has
 /// the limiter's own numbers.
 fn check_rejection(rejection: &BoxError, clock: TokioClock, limiter: Option<&BoxLimiter<u32>>, request: Request) {
-    let rejected = rejection.downcast_ref::<Rejected>().expect("a rejection");
-    let decision = rejected.rejection().decision().expect("over the limit");
+    let rejected = rejection.downcast_ref::<Rejection>().expect("a rejection");
+    let decision = rejected.decision().expect("over the limit");
     let status = decision.most_restrictive().expect("a limit");
     let is_denied = matches!(status.verdict(), Verdict::Denied { .. });
     assert!(status.name() == "one" && is_denied, "{decision:?}");

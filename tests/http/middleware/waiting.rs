@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, advance, sleep};
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok, task};
 use tower::{Layer, Service, ServiceExt as _};
-use tower_ratelimit::response::{BoxError, Rejected, Rejection};
+use tower_ratelimit::response::{BoxError, Rejection};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, DynLimit, FixedWindow, Gcra, LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota,
     TokenBucket, TokioClock, Verdict,
@@ -217,9 +217,9 @@ fn delayed_request_without_a_timer_is_rejected() {
             let mut service = mock::Spawn::new(waiting(&limiter).layer(pool.service()));
             assert_ready_ok!(send(&mut service, TestRequest::new("a")).poll());
             let error = assert_ready_err!(send(&mut service, TestRequest::new("a")).poll());
-            let rejected = error.downcast_ref::<Rejected>().expect("the limiter's error");
-            assert!(rejected.rejection().is_misconfigured());
-            let Rejection::Unavailable(cause) = rejected.rejection() else { panic!("{rejected:?}") };
+            let rejected = error.downcast_ref::<Rejection>().expect("the limiter's error");
+            assert!(rejected.is_misconfigured());
+            let Rejection::Unavailable(cause) = rejected else { panic!("{rejected:?}") };
             assert!(cause.to_string().contains("no tokio runtime with a timer"), "{cause}");
             assert_eq!(rejected.to_string(), "server misconfigured");
             assert_eq!((next_delay(&limiter), pool.free()), (SECOND, 1));

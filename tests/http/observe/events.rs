@@ -14,7 +14,7 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{Credential, Extracted, Global, MissingKey};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, ByContentType, Grpc, Headers, RateLimitFormat, RejectWithError};
+use tower_ratelimit::response::{BoxError, Grpc, Headers, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
     BoxLimiter, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp,
     Quota, RateLimitLayer, TokioClock,
@@ -316,7 +316,7 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         let Ok(_) = grpc.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "gRPC");
 
-        let by_type = ByContentType::new(Grpc::new(), responder);
+        let by_type = responder.grpc(Grpc::new());
         let by_type = RateLimitLayer::new(Global, two_an_hour()).responder(by_type).observe(events.clone());
         let Ok(_) = by_type.layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "by content type");

@@ -12,8 +12,8 @@ use hyper_util::rt::TokioExecutor;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_types::StatusExt;
-use tower_ratelimit::response::ByContentType;
-use tower_ratelimit::{FixedWindow, Memory, PeerIp, Quota, RateLimitLayer};
+use tower_ratelimit::response::Grpc;
+use tower_ratelimit::{FixedWindow, Http, Memory, PeerIp, Quota, RateLimitLayer};
 
 use super::support::{Counting, check_request, connect, listen};
 use crate::tasks::spawn;
@@ -68,7 +68,7 @@ async fn by_content_type_serves_both_protocols_in_axum() {
     let handler = Counting::default();
     let routes = tonic::service::Routes::new(handler.service()).into_axum_router();
     let app = Router::new().route("/", get(async || "hello")).merge(routes.reset_fallback());
-    let app = app.layer(layer(ByContentType::default()));
+    let app = app.layer(layer(Http::new().grpc(Grpc::new())));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     spawn(async move { axum::serve(listener, app).await });
@@ -80,7 +80,7 @@ async fn by_content_type_serves_both_protocols_in_axum() {
 async fn by_content_type_serves_both_protocols_in_tonic() {
     let handler = Counting::default();
     let (listener, address) = listen().await;
-    let mut server = Server::builder().accept_http1(true).layer(layer(ByContentType::default().map_body()));
+    let mut server = Server::builder().accept_http1(true).layer(layer(Http::new().grpc(Grpc::new()).map_body()));
     let server = server.add_service(handler.service());
     spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
     assert_each_protocol_gets_its_responses(address, &handler).await;
@@ -88,7 +88,7 @@ async fn by_content_type_serves_both_protocols_in_tonic() {
 
 #[tokio::test]
 async fn by_content_type_recognizes_grpc_content_types() {
-    let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(Http::new().grpc(Grpc::new())));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     spawn(async move { axum::serve(listener, app).await });
@@ -116,7 +116,7 @@ async fn by_content_type_recognizes_grpc_content_types() {
 /// A `GET` with a gRPC content type gets an HTTP rejection that is not cached.
 #[tokio::test]
 async fn by_content_type_answers_grpc_only_to_post() {
-    let app = Router::new().route("/", get(async || "hello")).layer(layer(ByContentType::default()));
+    let app = Router::new().route("/", get(async || "hello")).layer(layer(Http::new().grpc(Grpc::new())));
     let (listener, address) = listen().await;
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     spawn(async move { axum::serve(listener, app).await });

@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower_ratelimit::key::MissingKey;
-use tower_ratelimit::response::{ByContentType, Grpc, Rejection};
+use tower_ratelimit::response::{Grpc, Rejection};
 use tower_ratelimit::{Decision, DecisionSource, Error, Http, LimitSnapshot, LimitStatus, Respond, Timestamp, Verdict};
 
 const METHODS: [&str; 12] =
@@ -90,7 +90,7 @@ fn every_rejection_is_an_error_status_with_no_store() {
     check("any body", &Http::new().map_body());
     check("gRPC", &Grpc::new());
     check("gRPC with details off", &Grpc::new().details(false));
-    check("by content type", &ByContentType::default());
-    check("by content type, rendered", &ByContentType::new(Grpc::new(), Http::without_headers().render(cacheable)));
-    check("by content type, any body", &ByContentType::default().map_body());
+    check("by content type", &Http::new().grpc(Grpc::new()));
+    check("by content type, rendered", &Http::without_headers().render(cacheable).grpc(Grpc::new()));
+    check("by content type, any body", &Http::new().grpc(Grpc::new()).map_body());
 }
