@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -59,7 +59,11 @@ impl RateLimitHeaders {
         if limits.is_empty() {
             return None;
         }
-        with_scratch(&CACHE, |cache| cache.get_or_insert_with(|| Box::new(PolicyCache::new())).headers(limits))
+        let policy = Policy::of(limits)?;
+        let rate_limit = with_scratch(&BUFFER, |buffer| {
+            policy.rate_limit(limits, buffer.get_or_insert_with(|| BytesMut::with_capacity(BUFFER_BYTES)))
+        })?;
+        Some(Self { policy, rate_limit })
     }
 
     /// Appends both headers to the values of a handler or another limiter.
@@ -114,57 +118,20 @@ pub(super) fn client_snapshot(status: &LimitStatus) -> LimitSnapshot {
 }
 
 thread_local! {
-    /// Most servers send the same few policies in all responses.
-    static CACHE: Cell<Option<Box<PolicyCache>>> = const { Cell::new(None) };
+    /// The values of `RateLimit` are slices of this buffer, which is used again when its values are dropped: no allocation
+    /// per value. Row "service, default" of benches/figures.md.
+    static BUFFER: Cell<Option<BytesMut>> = const { Cell::new(None) };
 }
 
-/// The policies that this thread has sent most recently, and its buffer for values of `RateLimit`.
-struct PolicyCache {
-    policies: Vec<Policy>,
-    /// The index that the next insertion replaces.
-    oldest: usize,
-    /// The values are slices of this buffer, which is used again when its values are dropped: no allocation per value.
-    /// Row "service, default" of benches/figures.md.
-    buffer: BytesMut,
-}
-
-impl PolicyCache {
-    const MAX_POLICIES: usize = 4;
-    /// Each value in use keeps the buffer that holds it, so the buffer is small: some 40 values.
-    const BUFFER_BYTES: usize = 1024;
-
-    fn new() -> Self {
-        Self { policies: Vec::new(), oldest: 0, buffer: BytesMut::with_capacity(Self::BUFFER_BYTES) }
-    }
-
-    fn headers(&mut self, limits: &[LimitFields<'_>]) -> Option<RateLimitHeaders> {
-        let policy = match self.policies.iter().find(|policy| policy.matches(limits)) {
-            Some(cached) => cached.clone(),
-            None => self.insert(limits)?,
-        };
-        let rate_limit = policy.rate_limit(limits, &mut self.buffer)?;
-        Some(RateLimitHeaders { policy, rate_limit })
-    }
-
-    #[cold]
-    fn insert(&mut self, limits: &[LimitFields<'_>]) -> Option<Policy> {
-        let policy = Policy::of(limits)?;
-        // Until the cache is full, `oldest` is its length.
-        match self.policies.get_mut(self.oldest) {
-            Some(oldest) => *oldest = policy.clone(),
-            None => self.policies.push(policy.clone()),
-        }
-        self.oldest = (self.oldest + 1) % Self::MAX_POLICIES;
-        Some(policy)
-    }
-}
+/// Each value in use keeps the buffer that holds it, so the buffer is small: some 40 values.
+const BUFFER_BYTES: usize = 1024;
 
 /// The first policies of a process are kept for its life: a response then counts no references to its policy.
 // Row "service, allowed" of benches/figures.md: four atomic operations less, of six.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Policy {
     Kept(&'static PolicyValue),
-    Counted(Arc<PolicyValue>),
+    OfResponse(Box<PolicyValue>),
 }
 
 impl Policy {
@@ -184,7 +151,8 @@ impl Policy {
         let value = items.iter().map(|item| &*item.policy).collect::<Vec<_>>().join(SEPARATOR);
         let free = KEPT.iter().find(|slot| slot.get().is_none());
         let Some(free) = free.filter(|_| value.len() <= Self::MAX_KEPT_BYTES) else {
-            return Some(Self::Counted(Arc::new(PolicyValue { items, value: header_value(Bytes::from(value))? })));
+            let value = header_value(Bytes::from(value))?;
+            return Some(Self::OfResponse(Box::new(PolicyValue { items, value })));
         };
         let value = header_value(Bytes::from_static(value.leak().as_bytes()))?;
         // Another thread may have filled the slot, with this policy or with another one.
@@ -200,7 +168,7 @@ impl Deref for Policy {
     fn deref(&self) -> &PolicyValue {
         match self {
             Self::Kept(policy) => policy,
-            Self::Counted(policy) => policy,
+            Self::OfResponse(policy) => policy,
         }
     }
 }
