@@ -129,6 +129,7 @@
 
 #[cfg(all(feature = "redis", test))]
 #[macro_use]
+#[path = "../tests/mistake.rs"]
 mod mistake;
 #[cfg(all(feature = "redis", not(test)))]
 macro_rules! mistake {

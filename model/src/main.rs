@@ -11,7 +11,7 @@
 
 #[allow(dead_code, reason = "the crate's tests make all of them")]
 #[macro_use]
-#[path = "../../src/mistake.rs"]
+#[path = "../../tests/mistake.rs"]
 mod mistake;
 
 #[path = "../../src/store/redis/lease/ledger.rs"]

@@ -14,7 +14,7 @@ use crate::ROOT;
 ///
 /// Place a new module on the lowest possible level.
 const LEVELS: &[&[&str]] = &[
-    &["impls", "mistake", "random", "scratch", "sync"],
+    &["impls", "random", "scratch", "sync"],
     &["clock", "error", "runtime"],
     &["calendar", "decision", "encode", "quota", "read_ahead", "retry"],
     &["algorithm", "key", "observe"],

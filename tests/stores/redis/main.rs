@@ -2,7 +2,7 @@
 
 #[allow(dead_code, unused_macro_rules, reason = "the model of leases has places of mistakes; the unit tests make them")]
 #[macro_use]
-#[path = "../../../src/mistake.rs"]
+#[path = "../../mistake.rs"]
 mod mistake;
 
 mod addresses;
