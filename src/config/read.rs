@@ -70,8 +70,8 @@ impl<'de> Visitor<'de> for PolicyVisitor {
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<PolicyFields, M::Error> {
         let mut fields = PolicyFields::default();
-        while let Some(name) = map.next_key_seed(FieldName)? {
-            map.next_value_seed(FieldValue { fields: &mut fields, name, check: self.0 })?;
+        while let Some(name) = map.next_key::<String>()? {
+            map.next_value_seed(FieldValue { fields: &mut fields, name: &name, check: self.0 })?;
         }
         let required =
             [("name", fields.name.is_none()), ("algorithm", fields.algorithm.is_none()), ("by", fields.by.is_none())];
@@ -88,30 +88,6 @@ impl<'de> Visitor<'de> for PolicyVisitor {
     }
 }
 
-/// Reads the name of a field: an error of this seed has the position of the name.
-struct FieldName;
-
-impl<'de> DeserializeSeed<'de> for FieldName {
-    type Value = &'static str;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_identifier(self)
-    }
-}
-
-impl Visitor<'_> for FieldName {
-    type Value = &'static str;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the name of a field")
-    }
-
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-        let known = PolicyFields::NAMES.iter().find(|field| **field == name);
-        known.copied().ok_or_else(|| E::unknown_field(name, PolicyFields::NAMES))
-    }
-}
-
 /// Returns whether an error is of the field that was just read, so that no later field can make the field valid.
 ///
 /// An error of a field that was read earlier has no position any more: it is reported for the whole policy.
@@ -122,7 +98,7 @@ fn is_of(field: &str, error: &Error) -> bool {
 /// Reads the value of a field, and checks what was read so far: an error of this seed has the position of the value.
 struct FieldValue<'a> {
     fields: &'a mut PolicyFields,
-    name: &'static str,
+    name: &'a str,
     check: Check,
 }
 

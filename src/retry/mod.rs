@@ -83,6 +83,5 @@ pub use self::policy::RetryAfter;
 #[doc(hidden)]
 pub use self::{
     hint::{ReadRetryHint, ResponsesOnly},
-    policy::RetryDelay,
     request::{ByClone, CloneRequest},
 };
