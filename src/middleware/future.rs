@@ -38,12 +38,7 @@ enum State<Request, P: Parts<Request>> {
     /// The request is not forwarded yet.
     Pending(Box<PendingRequest<Request, P>>),
     /// The service has responded; a remote store is still recording the settlement.
-    Settling(Box<Settling<Request, P>>),
-}
-
-struct Settling<Request, P: Parts<Request>> {
-    future: LimiterFuture<()>,
-    result: Option<ServiceResult<Request, P>>,
+    Settling(Box<(LimiterFuture<()>, Option<ServiceResult<Request, P>>)>),
 }
 
 impl<Request, P: Parts<Request>> ResponseFuture<Request, P> {
@@ -107,7 +102,7 @@ fn poll_slow<Request, P: Parts<Request>>(
                 let result = result.map(|response| P::End::on_response(tracker, response));
                 match future {
                     None => return Poll::Ready(result),
-                    Some(future) => State::Settling(Box::new(Settling { future, result: Some(result) })),
+                    Some(future) => State::Settling(Box::new((future, Some(result)))),
                 }
             }
             Projection::Finished { result } => {
@@ -120,8 +115,9 @@ fn poll_slow<Request, P: Parts<Request>>(
             }
             Projection::Settling(settling) => {
                 // The response does not depend on whether the store recorded the settlement.
-                let _ = ready!(Pin::new(&mut settling.future).poll(cx));
-                return Poll::Ready(settling.result.take().expect(POLLED_AFTER_COMPLETION));
+                let (future, result) = &mut **settling;
+                let _ = ready!(Pin::new(future).poll(cx));
+                return Poll::Ready(result.take().expect(POLLED_AFTER_COMPLETION));
             }
         };
         state.set(next);

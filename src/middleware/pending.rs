@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use tower_service::Service as _;
 
@@ -21,7 +20,7 @@ use super::settlement::{PendingSettlement, track};
 use crate::decision::Decision;
 use crate::key::MissingKey;
 use crate::limiter::{Held, LimiterFuture, Outcome, ReleaseOnDrop};
-use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
+use crate::observe::{Observers, OutcomeGuard, WaitEnd};
 use crate::read_ahead::{BodyReader, ReadEnd, StartReading, start_reading};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
@@ -66,8 +65,6 @@ pub(crate) struct Deferred<Request, P: Parts<Request>> {
 /// What the layer has done for a request that is not forwarded yet, whatever the types of the layer.
 struct Progress {
     started_at: Instant,
-    /// Declared before `outcome`: when the request is dropped, `WaitEnded` is emitted before the terminal event.
-    wait: Option<Wait>,
     outcome: OutcomeGuard,
     /// Reads the body while the request waits.
     reader: Option<BodyReader>,
@@ -75,12 +72,7 @@ struct Progress {
 
 impl Progress {
     fn new(observers: &Observers) -> Self {
-        Self { started_at: Instant::now(), wait: None, outcome: OutcomeGuard::new(observers), reader: None }
-    }
-
-    fn start_wait(&mut self, observers: &Observers) {
-        self.wait = Some(Wait::new(observers));
-        self.outcome.start_wait();
+        Self { started_at: Instant::now(), outcome: OutcomeGuard::new(observers), reader: None }
     }
 
     /// Reads the body ahead. Returns whether the body has failed: the client has probably left.
@@ -91,25 +83,21 @@ impl Progress {
     }
 
     /// Emits the events of a request that starts. Returns its decision with the time that it has waited.
-    fn serve(self, mut decision: Decision) -> Decision {
-        if let Some(wait) = self.wait {
-            decision = decision.into_delayed(wait.elapsed());
-            wait.end(WaitEnd::Served);
+    fn serve(mut self, mut decision: Decision) -> Decision {
+        if let Some(waited) = self.outcome.end_wait(WaitEnd::Served) {
+            decision = decision.into_delayed(waited);
         }
         self.outcome.finish(|elapsed| decided_event(&decision, elapsed));
         decision
     }
 
-    fn reject(self, rejection: &Rejection) {
-        if let Some(wait) = self.wait {
-            wait.end(WaitEnd::Rejected);
-        }
+    fn reject(mut self, rejection: &Rejection) {
+        self.outcome.end_wait(WaitEnd::Rejected);
         self.outcome.finish(|elapsed| rejection_event(rejection, elapsed));
     }
 
     /// Ends the wait as if the client had left.
     fn leave(self, _: &Rejection) {
-        // The order of the fields: `WaitEnded` is emitted before the terminal event.
         drop(self);
     }
 }
@@ -131,36 +119,8 @@ impl<Request, P: Parts<Request>> Deferred<Request, P> {
 
     /// The request waits from now on.
     fn start_wait(&mut self) {
-        self.progress.start_wait(&self.config.observers);
+        self.progress.outcome.start_wait();
         self.progress.reader = (self.start_reading)(&mut self.request, &self.config.wait.read_ahead);
-    }
-}
-
-/// The wait of a request. Emits `WaitEnded` once.
-struct Wait {
-    observers: Observers,
-    started_at: Instant,
-    end: WaitEnd,
-}
-
-impl Wait {
-    fn new(observers: &Observers) -> Self {
-        observers.emit(|| Event::WaitStarted);
-        Self { observers: observers.clone(), started_at: Instant::now(), end: WaitEnd::Left }
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.started_at.elapsed()
-    }
-
-    fn end(mut self, end: WaitEnd) {
-        self.end = end;
-    }
-}
-
-impl Drop for Wait {
-    fn drop(&mut self) {
-        self.observers.emit(|| Event::WaitEnded { waited: self.started_at.elapsed(), end: self.end });
     }
 }
 

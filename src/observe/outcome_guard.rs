@@ -1,10 +1,11 @@
 use std::time::Duration;
 
-use super::event::{Event, Stage};
+use super::event::{Event, Stage, WaitEnd};
 use super::observers::Observers;
 use crate::runtime::Instant;
 
-/// Drop guard: emits exactly one terminal event of a deferred request, `Abandoned` unless `finish` is called.
+/// Drop guard: emits exactly one terminal event of a deferred request, `Abandoned` unless `finish` is called. Before it, the
+/// guard emits the end of the wait of a request that waits.
 pub(crate) struct OutcomeGuard {
     observers: Observers,
     stage: Stage,
@@ -12,11 +13,13 @@ pub(crate) struct OutcomeGuard {
     requested_at: Option<Instant>,
     /// The time that the finished decisions of the request took.
     elapsed: Option<Duration>,
+    waits_since: Option<Instant>,
 }
 
 impl OutcomeGuard {
     pub(crate) fn new(observers: &Observers) -> Self {
-        Self { observers: observers.clone(), stage: Stage::Deciding, requested_at: None, elapsed: None }
+        let (observers, stage) = (observers.clone(), Stage::Deciding);
+        Self { observers, stage, requested_at: None, elapsed: None, waits_since: None }
     }
 
     /// The layer polls a pending decision from now on.
@@ -36,7 +39,15 @@ impl OutcomeGuard {
 
     /// The request waits for its scheduled start, for a retry or for the inner service from now on.
     pub(crate) fn start_wait(&mut self) {
-        self.stage = Stage::Waiting;
+        self.observers.emit(|| Event::WaitStarted);
+        (self.stage, self.waits_since) = (Stage::Waiting, Some(Instant::now()));
+    }
+
+    /// Ends the wait. Returns how long it lasted, if the request has waited.
+    pub(crate) fn end_wait(&mut self, end: WaitEnd) -> Option<Duration> {
+        let waited = self.waits_since.take()?.elapsed();
+        self.observers.emit(|| Event::WaitEnded { waited, end });
+        Some(waited)
     }
 
     /// Emits the terminal event, which receives the time that the decisions took.
@@ -49,6 +60,7 @@ impl OutcomeGuard {
 
 impl Drop for OutcomeGuard {
     fn drop(&mut self) {
+        self.end_wait(WaitEnd::Left);
         let stage = self.stage;
         self.observers.emit(|| Event::Abandoned { stage });
     }
