@@ -10,6 +10,11 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering,
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, loom))]
+pub(crate) use self::loom_tests::{explore, report_orders};
+
 /// A lock that threads hold for some tens of nanoseconds. A thread that waits spins, and then yields. A panic does not
 /// poison it.
 ///
@@ -56,28 +61,3 @@ impl<T> SpinLock<T> {
 
 /// Panic message of a future that a caller polls again after completion.
 pub(crate) const POLLED_AFTER_COMPLETION: &str = "a future was polled after completion";
-
-/// Runs a model in all orders of its atomic accesses with up to `preemptions` preemptions, and returns the number of
-/// orders. The environment variable `MORE_PREEMPTIONS` adds to the preemptions of all models, for a longer run.
-#[cfg(all(test, loom))]
-pub(crate) fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) -> u64 {
-    let more = std::env::var("MORE_PREEMPTIONS").map_or(0, |more| more.parse().expect("a number"));
-    let orders = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let counted = std::sync::Arc::clone(&orders);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions + more);
-    // The default is too small for threads that wait for each other.
-    builder.max_branches = 10_000;
-    builder.check(move || {
-        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        model();
-    });
-    orders.load(std::sync::atomic::Ordering::Relaxed)
-}
-
-/// Prints the number of orders of a model.
-#[cfg(all(test, loom))]
-pub(crate) fn report_orders(orders: u64) {
-    println!("{orders} orders");
-    assert!(orders > 2, "a model with a single order checks nothing");
-}

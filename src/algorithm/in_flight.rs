@@ -79,6 +79,9 @@ impl InFlight {
     const RETRY_AFTER: u64 = 1_000_000;
     /// Doubles represent every integer below it, and Redis computes with doubles.
     const MAX: u64 = 1 << 53;
+    const INVALID_MAX: &str = "requests in flight: `max` must be below 2^53; choose a lower maximum";
+    const INVALID_DURATION: &str =
+        "requests in flight: `max_duration` must be from 1 us up to 200 years; choose a time between them";
 
     /// Creates a limit of `max` requests in flight, or of requests with the costs `max` in total. With 0 every request
     /// exceeds the limit.
@@ -89,7 +92,7 @@ impl InFlight {
     /// never panics.
     #[track_caller]
     pub const fn new(max: u64) -> Self {
-        assert!(max < Self::MAX, "`max` must be below 2^53");
+        assert!(max < Self::MAX, "{}", Self::INVALID_MAX);
         Self { max, max_duration: 0 }
     }
 
@@ -99,12 +102,7 @@ impl InFlight {
     ///
     /// Returns an error if `max` is 2^53 or more.
     pub fn try_new(max: u64) -> Result<Self, Error> {
-        if max >= Self::MAX {
-            return Err(Error::config(format!(
-                "requests in flight: {max} is not a valid maximum; choose less than 2^53"
-            )));
-        }
-        Ok(Self { max, max_duration: 0 })
+        if max < Self::MAX { Ok(Self::new(max)) } else { Err(Error::config(Self::INVALID_MAX)) }
     }
 
     /// Stops counting a request after this time, also if it has not ended. The request itself runs on.
@@ -121,7 +119,7 @@ impl InFlight {
     #[track_caller]
     pub const fn max_duration(self, max_duration: Duration) -> Self {
         let micros = max_duration.as_micros();
-        assert!(micros > 0 && micros <= MAX_PERIOD_MICROS as u128, "`max_duration` must be from 1 us up to 200 years");
+        assert!(micros > 0 && micros <= MAX_PERIOD_MICROS as u128, "{}", Self::INVALID_DURATION);
         #[allow(clippy::cast_possible_truncation, reason = "checked above")]
         Self { max: self.max, max_duration: micros as u64 }
     }
@@ -132,13 +130,8 @@ impl InFlight {
     ///
     /// Returns an error if the time is shorter than a microsecond, or longer than 200 years.
     pub fn try_max_duration(self, max_duration: Duration) -> Result<Self, Error> {
-        match u64::try_from(max_duration.as_micros()) {
-            Ok(micros @ 1..=MAX_PERIOD_MICROS) => Ok(Self { max_duration: micros, ..self }),
-            _ => Err(Error::config(format!(
-                "requests in flight: {max_duration:?} is not a valid maximum duration; choose a time from one \
-                 microsecond up to 200 years"
-            ))),
-        }
+        let is_valid = (1..=MAX_PERIOD_MICROS.into()).contains(&max_duration.as_micros());
+        if is_valid { Ok(self.max_duration(max_duration)) } else { Err(Error::config(Self::INVALID_DURATION)) }
     }
 
     /// Returns the maximum.

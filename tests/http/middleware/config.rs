@@ -531,7 +531,7 @@ const INVALID: [(&str, &str, &[&str]); 28] = [
         &["weighted: ", "more blocks"],
     ),
     ("burst = 5\nquota = '1/s'\nalgorithm = 'sliding-log'", "3, column 9", &["burst: ", "gcra, token-bucket"]),
-    ("algorithm = 'in-flight'\nmax = 9007199254740992", "4, column 7", &["max: ", "less than 2^53"]),
+    ("algorithm = 'in-flight'\nmax = 9007199254740992", "4, column 7", &["max: ", "below 2^53"]),
     ("algorithm = 'in-flight'\nquota = '1/s'", "4, column 9", &["quota: ", "set `max`"]),
     ("algorithm = 'gcra'\nquota = '1/s'\nbrust = 5", "5, column 9", &["`brust`", "`burst`"]),
     ("algorithm = 'gcra'", "1, column 1", &["quota: ", "missing"]),
