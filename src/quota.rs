@@ -310,13 +310,12 @@ fn read_unit(text: &str) -> Result<u64, QuotaError> {
 
 #[cfg(feature = "serde")]
 mod serde_impl {
-    use std::fmt;
-    use std::marker::PhantomData;
+    use std::fmt::Display;
     use std::str::FromStr;
 
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-    use super::{Quota, QuotaError};
+    use super::Quota;
 
     /// Serializes the text form: `"100/min"`.
     impl Serialize for Quota {
@@ -328,25 +327,21 @@ mod serde_impl {
     /// Deserializes the text form: `"100/min"`.
     impl<'de> Deserialize<'de> for Quota {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            deserializer.deserialize_str(QuotaText(PhantomData))
+            read_text(deserializer)
         }
     }
 
     /// Reads a quota from a text.
-    pub(crate) struct QuotaText<Q>(pub(crate) PhantomData<Q>);
-
-    impl<Q: FromStr<Err = QuotaError>> de::Visitor<'_> for QuotaText<Q> {
-        type Value = Q;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a quota such as \"100/min\" or \"5 per 10s\"")
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Q, E> {
-            text.parse().map_err(|error| E::custom(format_args!("{text:?}: {error}")))
-        }
+    pub(crate) fn read_text<'de, Q: FromStr<Err: Display>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Q, D::Error> {
+        let text = String::deserialize(deserializer).map_err(|error| {
+            let error = error.to_string();
+            D::Error::custom(format_args!("{}; write a quota such as \"100/min\" or \"5 per 10s\"", error.trim_end()))
+        })?;
+        text.parse().map_err(|error| D::Error::custom(format_args!("{text:?}: {error}")))
     }
 }
 
 #[cfg(feature = "serde")]
-pub(crate) use self::serde_impl::QuotaText;
+pub(crate) use self::serde_impl::read_text;

@@ -1,7 +1,6 @@
 //! Calendar windows in configuration.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -10,7 +9,7 @@ use super::fields::{PolicyFields, with_field};
 use crate::algorithm::FixedWindow;
 use crate::calendar::{Calendar, Weekday};
 use crate::error::Error;
-use crate::quota::{Quota, QuotaError, QuotaText};
+use crate::quota::{Quota, QuotaError, read_text};
 
 /// A limit per period, or per month or year of a calendar: `10000/month`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +76,7 @@ impl Serialize for ConfiguredQuota {
 
 impl<'de> Deserialize<'de> for ConfiguredQuota {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(QuotaText(PhantomData))
+        read_text(deserializer)
     }
 }
 

@@ -96,16 +96,6 @@ struct CandidateSlots {
     slots: [usize; 2],
 }
 
-/// A request that the limiter inside decides.
-#[derive(Clone, Copy)]
-struct UncachedRequest {
-    candidates: CandidateSlots,
-    options: AcquireOptions,
-    requested_at: Timestamp,
-    epoch: u64,
-    max_age: Duration,
-}
-
 impl<L> DeniedCache<L> {
     /// The default capacity in keys.
     pub const DEFAULT_CAPACITY: usize = 16_384;
@@ -213,19 +203,24 @@ impl<C: Clock> CacheState<C> {
         applies.then(|| denial.decision.aged_by(now.saturating_since(denial.requested_at)).with_estimate(is_estimate))
     }
 
-    /// Caches a denial, unless the key was invalidated while the request was in flight.
-    fn insert(&self, in_flight: UncachedRequest, decision: &Decision) {
+    /// Caches a denial, unless the epoch has changed since `requested_at`: the key was invalidated.
+    fn insert(
+        &self,
+        candidates: CandidateSlots,
+        options: AcquireOptions,
+        (requested_at, epoch): (Timestamp, u64),
+        max_age: Duration,
+        decision: &Decision,
+    ) {
         // The denial of a repeat is one of the cost by which it exceeds the charged one.
-        if decision.is_estimate() || in_flight.options.reservation_id().is_some() {
+        if decision.is_estimate() || options.reservation_id().is_some() {
             return;
         }
         let ttl = match (decision.verdict(), decision.source()) {
-            (Verdict::Denied { retry_after }, DecisionSource::Store) => retry_after,
-            (Verdict::ExceedsLimit, DecisionSource::Store) => DeniedCache::<()>::EXCEEDS_LIMIT_TTL,
+            (Verdict::Denied { retry_after }, DecisionSource::Store) => retry_after.min(max_age),
+            (Verdict::ExceedsLimit, DecisionSource::Store) => DeniedCache::<()>::EXCEEDS_LIMIT_TTL.min(max_age),
             _ => return,
         };
-        let UncachedRequest { candidates, options, requested_at, epoch, max_age } = in_flight;
-        let ttl = ttl.min(max_age);
         // Counted from before the decision, the denial expires no later than its `retry_after`.
         let expires_at = requested_at.saturating_add(ttl);
         // Computes the numbers of the decision now, not at each lookup.
@@ -282,31 +277,22 @@ impl<L, C: Clock> DeniedCache<L, C> {
         Key: Hash + ?Sized,
         T: From<Decision> + Send + 'static,
     {
-        let in_flight = match self.lookup(key, options) {
-            Ok(decision) => return LimiterFuture::ready(Ok(decision.into())),
-            Err(in_flight) => in_flight,
-        };
+        let state = &self.state;
+        let (candidates, now) = (state.candidates(key), state.clock.now());
+        if let Some(decision) = state.lookup(candidates, options, now) {
+            return LimiterFuture::ready(Ok(decision.into()));
+        }
+        let epoch = state.epoch(candidates).load(Ordering::SeqCst);
         let asked = ask(&self.limiter, key, options);
         if let Some(Ok(decided)) = asked.as_ready()
             && decision(decided).is_allowed()
         {
             return asked;
         }
-        let state = Arc::clone(&self.state);
+        let (state, max_age) = (Arc::clone(state), self.max_age);
         asked.map(move |decided| {
-            state.insert(in_flight, decision(&decided));
+            state.insert(candidates, options, (now, epoch), max_age, decision(&decided));
             decided
-        })
-    }
-
-    /// Returns the cached denial that answers the request, or what is needed to cache the limiter's denial.
-    #[allow(clippy::result_large_err, reason = "no error: the common case")]
-    fn lookup<Key: Hash + ?Sized>(&self, key: &Key, options: AcquireOptions) -> Result<Decision, UncachedRequest> {
-        let state = &self.state;
-        let (candidates, now) = (state.candidates(key), state.clock.now());
-        state.lookup(candidates, options, now).ok_or_else(|| {
-            let epoch = state.epoch(candidates).load(Ordering::SeqCst);
-            UncachedRequest { candidates, options, requested_at: now, epoch, max_age: self.max_age }
         })
     }
 }
