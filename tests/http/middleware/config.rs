@@ -173,7 +173,7 @@ fn in_flight_policy_has_a_maximum_and_no_quota() {
             ("max = 2\nquota = '1/s'", "quota: it does not apply to in-flight"),
             ("max = 2\nburst = 3", "burst: it applies to gcra"),
             ("max = 2\nmax_duration = '1 fortnight'", "max_duration: "),
-            ("max = 2\nmax_duration = '0s'", "max_duration: requests in flight: 0ns"),
+            ("max = 2\nmax_duration = '0s'", "max_duration: requests in flight: `max_duration` must be from 1 us"),
         ],
     );
     let invalid = [("", "quota: it is missing"), ("quota = '1/s'\nmax = 3", "max: it applies to in-flight only")];
