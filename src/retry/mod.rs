@@ -83,5 +83,6 @@ pub use self::policy::RetryAfter;
 #[doc(hidden)]
 pub use self::{
     hint::{ReadRetryHint, ResponsesOnly},
+    policy::RetryDelay,
     request::{ByClone, CloneRequest},
 };

@@ -1,5 +1,9 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use pin_project::pin_project;
 use tower::retry::Policy;
 
 use super::hint::{ReadRetryHint, ResponsesOnly, RetryHint};
@@ -150,16 +154,30 @@ where
     R: ReadRetryHint<Request, Response, Error>,
     C: CloneRequest<Request>,
 {
-    type Future = Sleep;
+    type Future = RetryDelay;
 
-    fn retry(&mut self, request: &mut Request, result: &mut Result<Response, Error>) -> Option<Sleep> {
+    fn retry(&mut self, request: &mut Request, result: &mut Result<Response, Error>) -> Option<RetryDelay> {
         let hint = self.reader.read(request, result.as_ref());
         // Without a runtime there is no timer, so the response is final.
-        self.next_delay(hint).and_then(sleep)
+        self.next_delay(hint).and_then(sleep).map(RetryDelay)
     }
 
     fn clone_request(&mut self, request: &Request) -> Option<Request> {
         self.clone.clone_request(request)
+    }
+}
+
+/// The future of the wait before a retry.
+#[pin_project]
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct RetryDelay(#[pin] Sleep);
+
+impl Future for RetryDelay {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.project().0.poll(cx)
     }
 }
 
