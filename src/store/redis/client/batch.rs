@@ -83,11 +83,11 @@ impl Batch {
                 OperationKind::Hold(..) => {}
                 OperationKind::Update(update) => {
                     if let Some(numbers) = update.encode() {
-                        push(&update.target.entry.template, &numbers.into_numbers());
+                        push(&update.target.entry.template, &numbers);
                     }
                 }
                 OperationKind::Lease(renewal) => {
-                    push(&renewal.quota.entry.template, &renewal.encode().into_numbers());
+                    push(&renewal.quota.entry.template, &renewal.encode());
                 }
                 OperationKind::Mutate(templates) => {
                     for template in templates {

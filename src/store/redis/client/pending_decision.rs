@@ -14,7 +14,7 @@ use crate::limiter::{LimiterFuture, Outcome};
 use crate::store::inner::CallId;
 use crate::store::inner::runtime::sleep;
 use crate::store::redis::key_format::ReservationKeys;
-use crate::store::redis::script::{LimitInfo, Operation, OperationTemplate, Repeated, fields, to_f64};
+use crate::store::redis::script::{LimitInfo, Operation, OperationTemplate, Repeated, to_f64};
 
 /// The id of an operation, and what the server remembers of it.
 #[derive(Clone)]
@@ -38,17 +38,12 @@ impl IdOperation {
         };
         let record_key = number_of(&self.keys.record);
         if template.operation == Operation::Settle {
-            numbers.extend(fields::Settle { record_key }.map(to_f64).into_numbers());
+            numbers.push(to_f64(record_key));
             return;
         }
-        let fields = fields::Reserve {
-            record_key,
-            counts_key: number_of(&self.keys.counts),
-            lifetime: self.call_id.micros(),
-            max_ids: self.max_ids as u64,
-            repeats: u64::from(self.repeats),
-        };
-        numbers.extend(fields.map(to_f64).into_numbers());
+        let (counts_key, lifetime) = (number_of(&self.keys.counts), self.call_id.micros());
+        let (max_ids, repeats) = (self.max_ids as u64, u64::from(self.repeats));
+        numbers.extend([record_key, counts_key, lifetime, max_ids, repeats].map(to_f64));
         if is_once(template) {
             // Without `charges_before` the server does not decide on an id that it knows, and answers with what was
             // charged.

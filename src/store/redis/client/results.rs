@@ -10,8 +10,7 @@ use crate::store::inner::StateEncoding;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
 use crate::store::redis::lease::{LeaseRenewal, LeaseReply, RenewalReply};
 use crate::store::redis::script::{
-    Failure, Grant, Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, Settled, Updated, View,
-    catch_panic, limit_has_no_algorithm,
+    Failure, Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
 };
 
 impl QueuedOperation {
@@ -127,7 +126,7 @@ impl QueuedOperation {
             update.finish(true, 0);
             return Some(Ok(Completion::Done));
         }
-        let Updated { released, charged } = Updated::read(|| reply.next_i64())?;
+        let [released, charged] = reply.next_array()?;
         if ReplyReader::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
         }
@@ -150,7 +149,7 @@ impl QueuedOperation {
             if !replay.applies(index) {
                 continue;
             }
-            let Settled { released, charged } = Settled::read(|| reply.next_i64())?;
+            let [released, charged] = reply.next_array()?;
             if ReplyReader::is_invalid_state(released) {
                 result = Err(self.foreign_key_error());
             } else if Failure::of(released) == Some(Failure::UnknownId) {
@@ -169,15 +168,14 @@ impl QueuedOperation {
         reply: &mut ReplyReader<'_>,
         replay: &mut Replay<'_>,
     ) -> Option<OperationResult> {
-        let Grant { held, expiry, charged, total } = Grant::read(|| reply.next_i64())?;
+        let [held, expiry, charged, total] = reply.next_array()?;
         let (now, index) = (replay.now, renewal.quota.entry.limit);
         let limit = &replay.limits[index];
         let is_full = limit.script.state_encoding() == StateEncoding::Full;
         let mut view = [0; 3];
         if held >= 0 && !is_full {
             // The script sends the figures only of a lease that it has applied.
-            let numbers = View::read(|| reply.next_i64())?.into_numbers();
-            view = numbers.map(|number| u64::try_from(number).unwrap_or(0));
+            view = reply.next_array()?.map(|number| u64::try_from(number).unwrap_or(0));
         }
         let state = replay.state(index);
         let mut figures = None;

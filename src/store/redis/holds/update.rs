@@ -7,7 +7,7 @@ use super::registry::HoldRegistry;
 use super::session::Session;
 use super::state::{Phase, Sums, UPDATE_PATIENCE};
 use super::target::SessionTarget;
-use crate::store::redis::script::{Update, to_f64};
+use crate::store::redis::script::to_f64;
 
 /// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish)
 /// has failed, and the registry sends another one.
@@ -40,7 +40,7 @@ impl SessionUpdate {
     }
 
     /// Returns the numbers to send, or `None` if this update sends nothing.
-    pub(crate) fn encode(&self) -> Option<Update<f64>> {
+    pub(crate) fn encode(&self) -> Option<[f64; 5]> {
         self.snapshot.as_ref().map(SessionSnapshot::encode)
     }
 
@@ -88,10 +88,11 @@ struct SessionSnapshot {
 }
 
 impl SessionSnapshot {
-    fn encode(&self) -> Update<f64> {
+    /// Returns the numbers of an update.
+    fn encode(&self) -> [f64; 5] {
         let Sums { released, charged, .. } = self.sums;
         let ends = if self.ends { 1 } else { 2 * u64::from(self.renames) };
-        Update { id: self.id, released, charged, ends, held: self.held }.map(to_f64)
+        [self.id, released, charged, ends, self.held].map(to_f64)
     }
 }
 

@@ -165,7 +165,7 @@ mod tests {
                 for report in book.take_due(true) {
                     reports += 1;
                     expiry += 1;
-                    let held = report.encode().want as u64;
+                    let held = report.encode()[5] as u64;
                     report.finish(&RenewalReply { reply: LeaseReply::Applied { held, expiry }, now: 0, figures: None });
                 }
                 for _ in tick * demand / 16..(tick + 1) * demand / 16 {

@@ -256,7 +256,7 @@ mod tests {
         clock.advance(DURATION / 2);
         let in_flight = book.take_due(true);
         let numbers = |reports: &[LeaseRenewal]| {
-            let sequences_and_wants = reports.iter().map(|report| [report.encode().sequence, report.encode().want]);
+            let sequences_and_wants = reports.iter().map(|report| [report.encode()[1], report.encode()[5]]);
             sequences_and_wants.collect::<Vec<_>>()
         };
         assert!(numbers(&in_flight).iter().all(|&[sequence, want]| sequence < 2.0 && want > 0.0), "asks for units");

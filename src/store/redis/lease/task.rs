@@ -12,7 +12,7 @@ use super::quota::LeasedQuota;
 use crate::decision::LimitSnapshot;
 use crate::error::Error;
 use crate::store::inner::runtime;
-use crate::store::redis::script::{Report, to_f64};
+use crate::store::redis::script::to_f64;
 
 /// Queues reports. The client implements it.
 pub(crate) trait LeaseTransport: Send + Sync {
@@ -154,9 +154,9 @@ impl LeaseRenewal {
     }
 
     /// Returns the numbers to send.
-    pub(crate) fn encode(&self) -> Report<f64> {
+    pub(crate) fn encode(&self) -> [f64; 7] {
         let LeaseReport { sequence, spent, unconfirmed, keep, want, expiry, .. } = self.report;
-        Report { id: self.id, sequence, spent, unconfirmed, keep, want, expiry }.map(to_f64)
+        [self.id, sequence, spent, unconfirmed, keep, want, expiry].map(to_f64)
     }
 
     /// Records the reply.
@@ -216,7 +216,7 @@ mod tests {
             let replied: Vec<_> = sent.drain(..count).collect();
             drop(sent);
             for report in replied {
-                let held = report.encode().want as u64;
+                let held = report.encode()[5] as u64;
                 let reply = LeaseReply::Applied { held, expiry: now + 1_000_000 };
                 report.finish(&RenewalReply { reply, now, figures: None });
             }

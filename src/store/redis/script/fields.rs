@@ -3,95 +3,31 @@
 //! This file is the only place that numbers them. The Lua files name a number as `ENTRY.held`, and [`resolve`] puts the
 //! number in its place. `ENTRY.LENGTH` is the number of fields. Positions count from 1, as in Lua.
 
-/// A list of fields: its name in Lua, and its fields, with a slash between the names of one field.
-type List = (&'static str, &'static str);
+use std::collections::HashMap;
 
-macro_rules! fields {
-    ($($(#[$doc:meta])* $list:ident $type:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? })*) => {
-        $(
-            $(#[$doc])*
-            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-            pub(crate) struct $type<T> {
-                $($(#[$field_doc])* pub(crate) $field: T,)*
-            }
-
-            impl<T> $type<T> {
-                /// Reads the fields one after the other.
-                #[allow(dead_code, reason = "some lists are only sent")]
-                pub(crate) fn read(mut next: impl FnMut() -> Option<T>) -> Option<Self> {
-                    $(let $field = next()?;)*
-                    Some(Self { $($field),* })
-                }
-
-                #[allow(dead_code, reason = "some lists are not converted")]
-                pub(crate) fn map<U>(self, mut map: impl FnMut(T) -> U) -> $type<U> {
-                    $type { $($field: map(self.$field)),* }
-                }
-
-                #[allow(dead_code, reason = "some lists are only read")]
-                pub(crate) fn into_numbers(self) -> [T; [$(stringify!($field)),*].len()] {
-                    let Self { $($field),* } = self;
-                    [$($field),*]
-                }
-            }
-        )*
-
-        /// The lists that Rust sends or reads.
-        const SHARED: &[List] = &[$((stringify!($list), concat!($(stringify!($field), " "),*))),*];
-    };
-}
-
-fields! {
-    /// What an update of a session sends.
-    UPDATE Update {
-        id,
-        /// The sums of the session.
-        released,
-        charged,
-        /// 1 to end the session, 2 to rename it and release what it holds beyond `held`.
-        ends,
-        /// The costs that the session holds: 0 to end it.
-        held,
-    }
-
-    /// The results of an update. Of one that holds until the end of requests: by how much the held costs have shrunk, and
-    /// the costs for which there is no room.
-    UPDATED Updated { released, charged }
-
-    /// What the report of a lease sends.
-    REPORT Report {
-        id,
-        sequence,
-        /// The sum of the spent units.
-        spent,
-        /// The part of it that no reply has confirmed.
-        unconfirmed,
-        keep,
-        want,
-        /// The expiry of the hold that the report is about, 0 for none.
-        expiry,
-    }
-
-    /// The results of a report: the units that are held then, their expiry, the charged cost, all held costs of the key.
-    GRANT Grant { held, expiry, charged, total }
-
-    /// What an operation that records an id sends behind the limits' numbers: the numbers of the id's two keys among the
-    /// keys of ids, for how long the id is remembered, the maximum number of ids, and the repeats that pass without a
-    /// charge: 0 for a hold.
-    RESERVE Reserve { record_key, counts_key, lifetime, max_ids, repeats }
-
-    /// What a settlement by id sends behind the limits' costs.
-    SETTLE Settle { record_key }
-
-    /// The results of a settlement by id, for each limit.
-    SETTLED Settled { released, charged }
-
-    /// The three figures of a limit whose state is too large to travel: the kernel's `view` defines them.
-    VIEW View { first, second, third }
-}
-
-/// The lists that only the script reads.
-const STORED: &[List] = &[
+/// The lists of fields, with a slash between the names of one field. Rust sends and reads arrays in this order.
+const LISTS: [(&str, &str); 10] = [
+    // An update of a session. `released` and `charged` are the sums of the session. `ends` is 1 to end the session, and 2 to
+    // rename it and release what it holds beyond `held`. `held` is the sum of the costs that the session holds: 0 to end it.
+    ("UPDATE", "id released charged ends held"),
+    // The results of an update. Of one that holds until the end of requests: by how much the held costs have shrunk, and
+    // the costs for which there is no room.
+    ("UPDATED", "released charged"),
+    // The report of a lease. `spent` is the sum of the spent units, and `unconfirmed` the part of it that no reply has
+    // confirmed. `expiry` is the expiry of the hold that the report is about, 0 for none.
+    ("REPORT", "id sequence spent unconfirmed keep want expiry"),
+    // The results of a report: the units that are held then, their expiry, the charged cost, all held costs of the key.
+    ("GRANT", "held expiry charged total"),
+    // What an operation that records an id sends behind the limits' numbers: the numbers of the id's two keys among the
+    // keys of ids, for how long the id is remembered, the maximum number of ids, and the repeats that pass without a
+    // charge: 0 for a hold.
+    ("RESERVE", "record_key counts_key lifetime max_ids repeats"),
+    // What a settlement by id sends behind the limits' costs.
+    ("SETTLE", "record_key"),
+    // The results of a settlement by id, for each limit.
+    ("SETTLED", "released charged"),
+    // The three figures of a limit whose state is too large to travel: the kernel's `view` defines them.
+    ("VIEW", "first second third"),
     // An entry of a session, or of a lease.
     ("ENTRY", "id held released/spent charged/sequence expiry"),
     // The words between a state and the entries.
@@ -189,15 +125,15 @@ pub(crate) const MAX_ENTRIES: u64 = 64;
 /// nine for the shortest time until an expiry, and at most five more for each doubling up to 24 hours.
 pub(crate) const MAX_GROUPS: u64 = 160;
 
-const CONSTANTS: [(&str, &str, u64); 8] = [
-    ("FLAG", "cannot_schedule", CANNOT_SCHEDULE),
-    ("FLAG", "denied_by_leases", DENIED_BY_LEASES),
-    ("FLAG", "first_blocked", FIRST_BLOCKED),
-    ("FLAG", "repeated", REPEATED),
-    ("BOUND", "lease_ids", LEASE_IDS),
-    ("BOUND", "min_grant", MIN_GRANT),
-    ("BOUND", "max_entries", MAX_ENTRIES),
-    ("BOUND", "max_groups", MAX_GROUPS),
+const CONSTANTS: [(&str, u64); 8] = [
+    ("FLAG.cannot_schedule", CANNOT_SCHEDULE),
+    ("FLAG.denied_by_leases", DENIED_BY_LEASES),
+    ("FLAG.first_blocked", FIRST_BLOCKED),
+    ("FLAG.repeated", REPEATED),
+    ("BOUND.lease_ids", LEASE_IDS),
+    ("BOUND.min_grant", MIN_GRANT),
+    ("BOUND.max_entries", MAX_ENTRIES),
+    ("BOUND.max_groups", MAX_GROUPS),
 ];
 
 impl Failure {
@@ -218,51 +154,36 @@ impl Failure {
 
 /// Replaces the names of fields and codes in the script by their numbers.
 pub(crate) fn resolve(script: &str) -> String {
-    let mut resolved = String::with_capacity(script.len());
-    let mut rest = script;
-    while let Some(dot) = rest.find('.') {
-        let (before, after) = (&rest[..dot], &rest[dot + 1..]);
-        let list = &before[before.rfind(|char: char| !is_name(char)).map_or(0, |at| at + 1)..];
-        let field = &after[..after.find(|char: char| !is_name(char)).unwrap_or(after.len())];
-        if let Some(number) = number_of(list, field) {
-            resolved.push_str(&before[..dot - list.len()]);
-            resolved.push_str(&number);
-            rest = &after[field.len()..];
-        } else {
-            resolved.push_str(&rest[..=dot]);
-            rest = after;
-        }
-    }
-    resolved.push_str(rest);
-    resolved
+    let numbers = numbers();
+    let is_end = |char: char| !is_name(char) && char != '.';
+    let resolve = |word| {
+        let (name, end) = str::split_at(word, word.trim_end_matches(is_end).len());
+        [numbers.get(name).map_or(name, String::as_str), end]
+    };
+    script.split_inclusive(is_end).flat_map(resolve).collect()
 }
 
 fn is_name(char: char) -> bool {
     char.is_ascii_alphanumeric() || char == '_'
 }
 
-fn number_of(list: &str, field: &str) -> Option<String> {
-    let position = |names: &[&str]| names.iter().position(|name| *name == field);
-    match list {
-        "OPERATION" => position(Operation::NAMES).map(|code| code.to_string()),
-        // A double also where numbers without a fraction are integers.
-        "FAILURE" => {
-            let code = position(Failure::NAMES)?;
-            Some(format!("({}.0)", Failure::ALL.get(code)?.result()))
-        }
-        "FLAG" | "BOUND" => {
-            let constant = CONSTANTS.iter().find(|(of, name, _)| (*of, *name) == (list, field))?;
-            Some(constant.2.to_string())
-        }
-        _ => {
-            let (_, fields) = SHARED.iter().chain(STORED).find(|(name, _)| *name == list)?;
-            if field == "LENGTH" {
-                return Some(fields.split_whitespace().count().to_string());
-            }
-            let index = fields.split_whitespace().position(|names| names.split('/').any(|name| name == field));
-            index.map(|index| (index + 1).to_string())
+/// The number of each name in the Lua files.
+fn numbers() -> HashMap<String, String> {
+    let mut numbers: HashMap<_, _> =
+        CONSTANTS.iter().map(|(name, number)| ((*name).to_owned(), number.to_string())).collect();
+    for (list, fields) in LISTS {
+        let fields: Vec<_> = fields.split(' ').collect();
+        numbers.insert(format!("{list}.LENGTH"), fields.len().to_string());
+        for (index, names) in fields.iter().enumerate() {
+            numbers.extend(names.split('/').map(|name| (format!("{list}.{name}"), (index + 1).to_string())));
         }
     }
+    let codes = Operation::NAMES.iter().enumerate();
+    numbers.extend(codes.map(|(code, name)| (format!("OPERATION.{name}"), code.to_string())));
+    let failures = Failure::NAMES.iter().zip(Failure::ALL);
+    // A double also where numbers without a fraction are integers.
+    numbers.extend(failures.map(|(name, failure)| (format!("FAILURE.{name}"), format!("({}.0)", failure.result()))));
+    numbers
 }
 
 #[cfg(test)]
@@ -289,20 +210,8 @@ mod tests {
         FILES.iter().flat_map(move |&(file, text)| text.lines().map(move |line| (file, code(line))))
     }
 
-    fn lists() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
-        let fields = SHARED
-            .iter()
-            .chain(STORED)
-            .map(|(list, fields)| (*list, fields.split([' ', '/']).filter(|field| !field.is_empty()).collect()));
-        let codes = [("OPERATION", Operation::NAMES.to_vec()), ("FAILURE", Failure::NAMES.to_vec())];
-        let constants = ["FLAG", "BOUND"].map(|list| {
-            (list, CONSTANTS.iter().filter(|constant| constant.0 == list).map(|constant| constant.1).collect())
-        });
-        fields.chain(codes).chain(constants)
-    }
-
     /// The names `LIST.field` in the Lua files.
-    fn named() -> BTreeSet<(&'static str, &'static str)> {
+    fn named() -> BTreeSet<String> {
         let mut named = BTreeSet::new();
         for (_, line) in lines() {
             for (dot, _) in line.match_indices('.') {
@@ -310,7 +219,7 @@ mod tests {
                 let field = line[dot + 1..].split(|char| !is_name(char)).next().unwrap_or_default();
                 if list != "_G" && !list.is_empty() && list.chars().all(|char| char.is_ascii_uppercase() || char == '_')
                 {
-                    named.insert((list, field));
+                    named.insert(format!("{list}.{field}"));
                 }
             }
         }
@@ -320,10 +229,10 @@ mod tests {
     /// A name that the table lacks would be the field of a global variable: the script would fail when it runs.
     #[test]
     fn every_name_in_the_lua_files_is_in_the_table() {
-        let named = named();
+        let (named, numbers) = (named(), numbers());
         assert!(named.len() > 60, "{named:?}");
-        for (list, field) in &named {
-            assert!(number_of(list, field).is_some(), "`{list}.{field}` is in a Lua file, and not in fields.rs");
+        for name in &named {
+            assert!(numbers.contains_key(name), "`{name}` is in a Lua file, and not in fields.rs");
         }
     }
 
@@ -331,12 +240,10 @@ mod tests {
     #[test]
     fn the_lua_files_name_every_field_of_the_table() {
         // Operations that have no branch of their own: a decision, its peek in a comparison of numbers, and the last.
-        let implied = [("OPERATION", "acquire"), ("SETTLE", "record_key")];
+        let implied = ["OPERATION.acquire", "SETTLE.record_key"];
         let named = named();
-        for (list, fields) in lists() {
-            for field in fields.into_iter().filter(|field| !implied.contains(&(list, field))) {
-                assert!(named.contains(&(list, field)), "no Lua file names `{list}.{field}`");
-            }
+        for name in numbers().keys().filter(|name| !implied.contains(&name.as_str()) && !name.ends_with(".LENGTH")) {
+            assert!(named.contains(name), "no Lua file names `{name}`");
         }
     }
 
@@ -358,9 +265,9 @@ mod tests {
         let script = "entry[ENTRY.held] = ids[UPDATE.LENGTH] .. x.y + FAILURE.expired -- OPERATION.settle, OTHER.held";
         let resolved = "entry[2] = ids[5] .. x.y + (-9007199254740991.0) -- 10, OTHER.held";
         assert_eq!(resolve(script), resolved);
-        assert_eq!(number_of("ENTRY", "spent"), number_of("ENTRY", "released"));
+        assert_eq!(resolve("ENTRY.spent"), resolve("ENTRY.released"));
         // `read.lua` reads the record of a settlement and of a hold in one place.
-        assert_eq!(number_of("SETTLE", "record_key"), number_of("RESERVE", "record_key"));
+        assert_eq!(resolve("SETTLE.record_key"), resolve("RESERVE.record_key"));
     }
 
     #[test]

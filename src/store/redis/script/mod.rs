@@ -13,7 +13,7 @@
 //! numbers of later decisions of the batch would not.
 
 mod encode;
-pub(crate) mod fields;
+mod fields;
 mod limit_info;
 mod replay;
 mod reply;
@@ -22,9 +22,7 @@ mod template;
 mod verdict;
 
 pub(crate) use self::encode::{NO_KEY, StepEncoder, push_f64, push_u16};
-pub(crate) use self::fields::{
-    Failure, Grant, LEASE_IDS, MIN_GRANT, Operation, Report, Settled, Update, Updated, View,
-};
+pub(crate) use self::fields::{Failure, LEASE_IDS, MIN_GRANT, Operation};
 pub(crate) use self::limit_info::{
     EntryTarget, FixedAlgorithm, LimitInfo, LimitSet, OwnAlgorithm, limit_has_no_algorithm,
 };

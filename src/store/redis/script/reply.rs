@@ -98,6 +98,15 @@ impl<'a> ReplyReader<'a> {
         }
         Some(read_f64(self.values.next()?).unwrap_or(Self::NOT_A_NUMBER))
     }
+
+    /// Returns the next values, in the order of a list in `fields`.
+    pub(crate) fn next_array<const N: usize>(&mut self) -> Option<[i64; N]> {
+        let mut values = [0; N];
+        for value in &mut values {
+            *value = self.next_i64()?;
+        }
+        Some(values)
+    }
 }
 
 fn read_u16(bytes: &[u8]) -> Option<usize> {

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::encode::NO_KEY;
-use super::fields::{CANNOT_SCHEDULE, DENIED_BY_LEASES, FIRST_BLOCKED, Failure, Operation, REPEATED, View};
+use super::fields::{CANNOT_SCHEDULE, DENIED_BY_LEASES, FIRST_BLOCKED, Failure, Operation, REPEATED};
 use super::limit_info::{LimitInfo, OwnAlgorithm, limit_has_no_algorithm};
 use super::replay::DynLuaAlgorithm;
 use super::reply::{ReplayedState, ReplyReader, to_unsigned};
@@ -94,7 +94,7 @@ impl ScriptVerdict {
                 limit.script.state_encoding() == StateEncoding::Header && replay.applies(*index)
             };
             for _ in limits.iter().enumerate().filter(has_view) {
-                let view = View::read(|| reply.next_i64())?.into_numbers().map(to_unsigned);
+                let view = reply.next_array::<3>()?.map(to_unsigned);
                 is_invalid |= view.contains(&None);
                 views.push(view.map(Option::unwrap_or_default));
             }

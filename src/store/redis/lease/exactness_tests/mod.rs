@@ -157,13 +157,7 @@ impl Sent {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers below 2^53")]
     fn new(renewal: LeaseRenewal) -> Self {
         let (limit, key) = (renewal.quota.entry.limit, renewal.key.to_vec());
-        Self {
-            limit,
-            key,
-            numbers: renewal.encode().map(|number| number as u64).into_numbers(),
-            renewal: Some(renewal),
-            reply: None,
-        }
+        Self { limit, key, numbers: renewal.encode().map(|number| number as u64), renewal: Some(renewal), reply: None }
     }
 
     fn arrive(&mut self, server: &Mutex<Server>, now: u64) {
