@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lease::{self, Lease};
+use super::lease::Lease;
 use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
 use super::server::RedisServer;
@@ -232,7 +232,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
 
     /// Checks the settings and the limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let Settings { server, prefix, lease, .. } = &self.settings;
+        let Settings { server, prefix, .. } = &self.settings;
         self.settings.check()?;
         let (count, max) = (self.limits.len(), Redis::<Key>::MAX_LIMITS);
         if count == 0 || count > max {
@@ -257,10 +257,6 @@ impl<Key: ?Sized> RedisBuilder<Key> {
                  limiter of its own, and combine the two with `limiter::Chained`",
                 global.facts.name.as_str()
             )));
-        }
-        if let Some(lease) = lease {
-            lease.check()?;
-            lease::check_limits(&self.limits.iter().map(|limit| limit.0.info()).collect::<Vec<_>>(), lease)?;
         }
         Ok(())
     }

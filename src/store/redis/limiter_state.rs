@@ -57,24 +57,25 @@ impl<Key: ?Sized> LimiterState<Key> {
                 limit.warn_keys = Some(own.continuing(earlier));
             }
         }
-        let (registration, conflicts) =
-            Registration::register(settings.server.endpoints(), &settings.prefix, &settings.name, &limits);
         let names = limits.iter().map(|limit| (limit.facts.name.as_str(), limit.script.name()));
         let is_tag = settings.server.0.is_cluster() && limits.len() > 1 && hash_tag.is_none();
         let key_format = KeyFormat::new(&settings.prefix, &settings.name, names, settings.secret.as_deref(), is_tag);
-        let leases = settings.lease.map(|lease| {
+        let new_leases = |lease| -> Result<_, Error> {
             let clock = settings.clock.clone();
             #[cfg(test)]
             let clock = settings.lease_clock.clone().or(clock);
             let clock = LeaseClock::new(clock);
-            let leases = LeaseBook::new(lease, &limits, clock, &settings.name, &settings.observers);
+            let leases = LeaseBook::new(lease, &limits, clock, &settings.name, &settings.observers)?;
             let earlier = earlier.and_then(|earlier| earlier.leases.as_ref());
             // A closed limiter stays closed.
             if earlier.is_some_and(|earlier| earlier.is_closed.load(Ordering::Acquire)) {
                 leases.close();
             }
-            Arc::new(leases)
-        });
+            Ok(Arc::new(leases))
+        };
+        let leases = settings.lease.map(new_leases).transpose()?;
+        let (registration, conflicts) =
+            Registration::register(settings.server.endpoints(), &settings.prefix, &settings.name, &limits);
         let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
         let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some(), settings.hold_expiry));
         let client = earlier.map_or_else(|| new_client(&settings), |earlier| Arc::clone(&earlier.client));

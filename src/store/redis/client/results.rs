@@ -8,7 +8,7 @@ use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::store::inner::StateEncoding;
 use crate::store::redis::holds::{PendingHold, SessionUpdate};
-use crate::store::redis::lease::{LeaseRenewal, LeaseReply, RenewalReply};
+use crate::store::redis::lease::{LeaseRenewal, LeaseReply};
 use crate::store::redis::script::{
     Failure, Operation, OperationTemplate, Replay, ReplyReader, ScriptVerdict, catch_panic, limit_has_no_algorithm,
 };
@@ -201,7 +201,7 @@ impl QueuedOperation {
             None if Failure::of(held) == Some(Failure::Expired) => LeaseReply::Expired,
             None => LeaseReply::Refused,
         };
-        renewal.finish(&RenewalReply { reply: result, now: now.as_micros(), figures });
+        renewal.finish(result, now.as_micros(), figures);
         Some(if ReplyReader::is_invalid_state(held) { Err(self.foreign_key_error()) } else { Ok(Completion::Done) })
     }
 

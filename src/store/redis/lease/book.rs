@@ -9,14 +9,15 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::config::{Lease, LeaseClock};
-use super::held_lease::{HeldLease, LeaseDue, Moved, Terms};
-use super::ledger::LeaseReport;
+use super::held_lease::{HeldLease, LeaseDue, Moved};
+use super::ledger::LeaseReply;
 use super::quota::{LeasedLimit, LeasedQuota, QuotaFigures};
 use super::slot::LeaseSlot;
 use super::spending::LeasePart;
-use super::task::{LeaseRenewal, RenewalReply};
+use super::task::LeaseRenewal;
 use crate::clock::Timestamp;
-use crate::decision::AcquireOptions;
+use crate::decision::{AcquireOptions, LimitSnapshot};
+use crate::error::Error;
 use crate::observe::Event;
 use crate::store::inner::{Observers, micros_floor};
 use crate::store::redis::script::{LimitInfo, OwnAlgorithm};
@@ -25,11 +26,10 @@ use crate::store::redis::script::{LimitInfo, OwnAlgorithm};
 ///
 /// Decisions use the slots, without a lock. Everything else is under the lock of `leases`.
 pub(crate) struct LeaseBook {
-    lease: Lease,
+    pub(super) config: Lease,
     pub(super) limits: Vec<LeasedLimit>,
     pub(super) has_shadows: bool,
     pub(super) has_marks: bool,
-    pub(super) terms: Terms,
     pub(super) clock: LeaseClock,
     hasher: RandomState,
     /// The fingerprint selects the set.
@@ -66,9 +66,9 @@ impl Leases {
         self.leases[slot as usize].is_none()
     }
 
-    /// Returns the lease with this id. By the end of a report that was given up, another lease may have the slot.
-    fn of_id(&mut self, slot: u32, id: u64) -> Option<&mut HeldLease> {
-        self.leases[slot as usize].as_deref_mut().filter(|lease| lease.id == id)
+    /// Returns the lease of a report. By the end of a report that was given up, another lease may have the slot.
+    fn of_renewal(&mut self, renewal: &LeaseRenewal) -> Option<&mut HeldLease> {
+        self.leases[renewal.slot as usize].as_deref_mut().filter(|lease| lease.id == renewal.id)
     }
 
     pub(super) fn insert(&mut self, slot: u32, lease: HeldLease) {
@@ -80,24 +80,26 @@ impl Leases {
 const SET: usize = 8;
 
 impl LeaseBook {
+    /// Returns an error if the settings are invalid, or leases do not support a limit.
     pub(crate) fn new(
-        lease: Lease,
+        config: Lease,
         limits: &[LimitInfo],
         clock: LeaseClock,
         limiter: &str,
         observers: &Observers,
-    ) -> Self {
+    ) -> Result<Self, Error> {
+        config.check()?;
+        let limits = limits.iter().enumerate().map(|(index, limit)| LeasedLimit::new(index, limit, &config));
+        let limits: Vec<_> = limits.collect::<Result<_, _>>()?;
         // Twice the slots, so that few sets are full before the table is.
-        let slots = (lease.max_keys * 2).next_power_of_two().max(SET);
+        let slots = (config.max_keys * 2).next_power_of_two().max(SET);
         let leases = Leases { leases: (0..slots).map(|_| None).collect(), live: Vec::new() };
-        let limits: Vec<_> = limits.iter().enumerate().map(|(i, limit)| LeasedLimit::new(i, limit, &lease)).collect();
         let quotas = if limits.iter().all(|limit| limit.fixed.is_some()) { 0 } else { slots };
-        Self {
-            lease,
-            has_shadows: limits.iter().any(|limit| limit.is_shadow),
-            has_marks: limits.iter().any(|limit| limit.warn_keys.is_some()),
+        Ok(Self {
+            config,
+            has_shadows: limits.iter().any(|limit| limit.info.facts.is_shadow),
+            has_marks: limits.iter().any(|limit| limit.info.warn_keys.is_some()),
             limits,
-            terms: Terms::new(&lease),
             clock,
             hasher: RandomState::default(),
             sets: (0..slots / SET).map(|_| std::array::from_fn(|_| LeaseSlot::default())).collect(),
@@ -112,7 +114,7 @@ impl LeaseBook {
             is_closed: AtomicBool::new(false),
             limiter: limiter.to_owned(),
             observers: observers.clone(),
-        }
+        })
     }
 
     /// Returns what a decision needs of a limit. `hash` feeds the sub-key, and the parameters of the algorithm if the key
@@ -124,14 +126,15 @@ impl LeaseBook {
         let mut hasher = self.hasher.build_hasher();
         hash(&mut hasher);
         let fingerprint = hasher.finish().wrapping_add(STEP.wrapping_mul(limit as u64)).max(1);
-        LeasePart { fingerprint, cost: self.limits[limit].cost.options(options).cost }
+        LeasePart { fingerprint, cost: self.limits[limit].info.facts.cost.options(options).cost }
     }
 
     /// Returns the quota of a key at a limit. `own` is the algorithm that the key chooses.
-    pub(crate) fn quota(&self, index: usize, limit: &LimitInfo, own: OwnAlgorithm) -> Option<Arc<LeasedQuota>> {
-        let Some(own) = own else { return self.limits[index].fixed.clone() };
+    pub(crate) fn quota(&self, index: usize, own: OwnAlgorithm) -> Option<Arc<LeasedQuota>> {
+        let LeasedLimit { info, fixed } = &self.limits[index];
+        let Some(own) = own else { return fixed.clone() };
         let now = Timestamp::from_micros(self.clock.now());
-        let mut quota = LeasedQuota::new(index, limit, &*own, &self.lease, now);
+        let mut quota = LeasedQuota::new(index, info, &*own, &self.config, now);
         quota.entry.algorithm = Some(own);
         Some(Arc::new(quota))
     }
@@ -151,7 +154,7 @@ impl LeaseBook {
         for index in visited {
             let slot = self.slot(index);
             let Some(lease) = &mut leases[index as usize] else { continue };
-            match lease.due(slot, &self.terms, now, is_closing) {
+            match lease.due(slot, &self.config, now, is_closing) {
                 LeaseDue::Nothing => {}
                 LeaseDue::Send(report) => {
                     renewals.push(LeaseRenewal::new(Arc::clone(self), index, lease, report));
@@ -190,24 +193,31 @@ impl LeaseBook {
         let _ = tokio::time::timeout(at_most, self.replied.notified()).await;
     }
 
-    pub(super) fn finish(&self, (index, id): (u32, u64), report: &LeaseReport, reply: &RenewalReply) {
-        let slot = self.slot(index);
+    /// Records the reply to a report: see [`LeaseRenewal::finish`].
+    pub(super) fn finish(
+        &self,
+        renewal: &LeaseRenewal,
+        reply: LeaseReply,
+        server_time: u64,
+        figures: Option<LimitSnapshot>,
+    ) {
+        let slot = self.slot(renewal.slot);
         let mut moved = Moved::default();
-        if let Some(lease) = self.leases().of_id(index, id) {
-            if let Some(figures) = reply.figures {
+        if let Some(lease) = self.leases().of_renewal(renewal) {
+            if let Some(figures) = figures {
                 let reset = micros_floor(figures.reset);
-                slot.set_reported(figures.remaining, reply.now.saturating_add(reset));
+                slot.set_reported(figures.remaining, server_time.saturating_add(reset));
             }
-            moved = lease.finish(slot, &self.terms, report, reply.reply, self.clock.now());
+            moved = lease.finish(slot, &self.config, &renewal.report, reply, self.clock.now());
         }
         self.replied.notify_waiters();
         let Moved { granted, spent, returned, lost } = moved;
         self.observers.emit_in_task(|| Event::LeaseRenewed { store: &self.limiter, granted, spent, returned, lost });
     }
 
-    pub(super) fn fail(&self, (index, id): (u32, u64)) {
-        if let Some(lease) = self.leases().of_id(index, id) {
-            lease.fail(&self.terms, self.clock.now());
+    pub(super) fn fail(&self, renewal: &LeaseRenewal) {
+        if let Some(lease) = self.leases().of_renewal(renewal) {
+            lease.fail(&self.config, self.clock.now());
         }
         // `release_all` is not woken: it would send the report again at once, as often as it fails.
     }

@@ -84,40 +84,27 @@ impl Lease {
         self
     }
 
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.duration < Self::MIN_DURATION || self.duration > Self::MAX_DURATION {
-            return Err(Error::config(format!(
-                "invalid lease: its duration is {:?}; use at least 10 ms and at most 60 s",
-                self.duration
-            )));
-        }
-        if !(self.max_share > 0.0 && self.max_share <= 1.0) {
-            return Err(Error::config(format!(
-                "invalid lease: `max_share` is {}; use a number above 0 and at most 1",
-                self.max_share
-            )));
-        }
-        let margin = self.margin_or_default();
-        if margin < Self::MIN_MARGIN || margin >= self.duration / 2 {
-            return Err(Error::config(format!(
-                "invalid lease: its margin is {margin:?}; use at least 1 ms and less than half of the duration"
-            )));
-        }
-        if self.max_keys == 0 || self.max_keys > Self::MAX_KEYS {
-            return Err(Error::config(format!(
-                "invalid lease: `max_keys` is {}; use at least 1 and at most {}",
-                self.max_keys,
-                Self::MAX_KEYS
-            )));
-        }
-        Ok(())
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let (duration, share, margin, keys) = (self.duration, self.max_share, self.margin_or_default(), self.max_keys);
+        let problem = if duration < Self::MIN_DURATION || duration > Self::MAX_DURATION {
+            format!("its duration is {duration:?}; use at least 10 ms and at most 60 s")
+        } else if !(share > 0.0 && share <= 1.0) {
+            format!("`max_share` is {share}; use a number above 0 and at most 1")
+        } else if margin < Self::MIN_MARGIN || margin >= duration / 2 {
+            format!("its margin is {margin:?}; use at least 1 ms and less than half of the duration")
+        } else if keys == 0 || keys > Self::MAX_KEYS {
+            format!("`max_keys` is {keys}; use at least 1 and at most {}", Self::MAX_KEYS)
+        } else {
+            return Ok(());
+        };
+        Err(Error::config(format!("invalid lease: {problem}")))
     }
 
     fn margin_or_default(&self) -> Duration {
         self.margin.unwrap_or_else(|| (self.duration / 10).max(Self::MIN_MARGIN))
     }
 
-    /// The duration in microseconds.
+    /// The time after which Redis charges a lease that is not renewed, in microseconds.
     pub(super) fn duration_micros(&self) -> u64 {
         micros_floor(self.duration)
     }
@@ -125,6 +112,11 @@ impl Lease {
     /// The time from sending a report until the process stops spending, in microseconds.
     pub(super) fn usable_micros(&self) -> u64 {
         micros_floor(self.duration.saturating_sub(self.margin_or_default()))
+    }
+
+    /// The interval in which the renewal task looks at all leases, in microseconds.
+    pub(super) fn tick_micros(&self) -> u64 {
+        (self.duration_micros() / 16).max(1_000)
     }
 
     /// The units that all leases on a key hold together at most.

@@ -78,12 +78,12 @@ impl LeaseBook {
             if limit.fixed.is_none() && part.cost > self.figures_of_slot(index).max_cost {
                 return cold;
             }
-            return KeyState { slot: Some((index, None)), blocks: slot.is_short() && !limit.is_shadow };
+            return KeyState { slot: Some((index, None)), blocks: slot.is_short() && !limit.info.facts.is_shadow };
         }
         if slot.is_resting(now) {
             return cold;
         }
-        match slot.count_demand(part.cost, now, self.terms.duration) / part.cost.max(1) {
+        match slot.count_demand(part.cost, now, self.config.duration_micros()) / part.cost.max(1) {
             0..MIN_DECISIONS => cold,
             decisions => KeyState { slot: Some((index, Some(decisions))), blocks: slot.is_short() },
         }
@@ -100,7 +100,7 @@ impl LeaseBook {
             && self.find(part.fingerprint).is_none()
         {
             slot.assign(part.fingerprint);
-            slot.count_demand(part.cost, now, self.terms.duration);
+            slot.count_demand(part.cost, now, self.config.duration_micros());
         }
     }
 
@@ -124,7 +124,7 @@ impl LeaseBook {
         if let Some(of_slot) = self.quotas.get(index as usize) {
             of_slot.store(Some(Arc::new(quota.figures)));
         }
-        let counted_at = slot.lease(decisions.saturating_mul(part.cost), self.terms.duration);
+        let counted_at = slot.lease(decisions.saturating_mul(part.cost), self.config.duration_micros());
         leases.insert(index, HeldLease::new(key, quota, part.cost, counted_at));
         true
     }
@@ -142,7 +142,7 @@ mod tests {
     use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::held_lease::REPORT_WORK;
-    use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, LeaseReply, RenewalReply};
+    use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, LeaseReply};
     use crate::{Gcra, Limit, Quota};
 
     const DURATION: Duration = Duration::from_millis(100);
@@ -155,7 +155,8 @@ mod tests {
         let limit = Limit::new("user", Gcra::new(Quota::per_second(1_000_000)));
         let infos = [RedisLimit::<str>::new(limit).0.info()];
         let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
-        let book = Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()));
+        let book = LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default());
+        let book = Arc::new(book.expect("leases"));
         let parts = [book.part(0, AcquireOptions::default(), |hasher| "alice".hash_key(hasher))];
         let (mut operations, mut expiry) = (Vec::new(), 1);
         for demand in demands {
@@ -166,12 +167,12 @@ mod tests {
                     reports += 1;
                     expiry += 1;
                     let held = report.encode()[5] as u64;
-                    report.finish(&RenewalReply { reply: LeaseReply::Applied { held, expiry }, now: 0, figures: None });
+                    report.finish(LeaseReply::Applied { held, expiry }, 0, None);
                 }
                 for _ in tick * demand / 16..(tick + 1) * demand / 16 {
                     if book.decide::<1>(&parts, AcquireOptions::default()).is_none() {
                         direct += 1;
-                        book.count_demand(&parts, |_| Some(([].into(), book.quota(0, &infos[0], None)?)));
+                        book.count_demand(&parts, |_| Some(([].into(), book.quota(0, None)?)));
                     }
                 }
                 clock.advance(DURATION / 16);

@@ -7,15 +7,6 @@ use super::slot::{LeaseSlot, MAX_UNITS};
 use crate::store::redis::random_id::random_id;
 use crate::store::redis::script::LEASE_IDS;
 
-/// The times of a limiter's leases, in microseconds.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    /// The time after which Redis charges a lease that is not renewed.
-    pub(super) duration: u64,
-    /// The time for which a process spends after a report was sent.
-    pub(super) usable: u64,
-}
-
 /// The least wanted grant. A lease without units ends below this demand.
 const MIN_DEMAND: u64 = 4;
 
@@ -27,22 +18,6 @@ const CREDIT_REPORTS: u64 = 4;
 
 /// After a lease that has cost more than it has saved, the key gets no other one for so many durations.
 const REST_DURATIONS: u64 = 16;
-
-impl Terms {
-    pub(super) fn new(lease: &Lease) -> Self {
-        Self { duration: lease.duration_micros(), usable: lease.usable_micros() }
-    }
-
-    /// The time after which a task that has not run counts as parked.
-    pub(super) fn max_pause(&self) -> u64 {
-        self.tick() * 4
-    }
-
-    /// The interval in which the renewal task looks at all leases.
-    pub(super) fn tick(&self) -> u64 {
-        (self.duration / 16).max(1_000)
-    }
-}
 
 /// The lease on one key.
 pub(super) struct HeldLease {
@@ -108,18 +83,18 @@ impl HeldLease {
     }
 
     /// Returns the work that is due. With `is_closing` all units are released.
-    pub(super) fn due(&mut self, slot: &LeaseSlot, terms: &Terms, now: u64, is_closing: bool) -> LeaseDue {
+    pub(super) fn due(&mut self, slot: &LeaseSlot, config: &Lease, now: u64, is_closing: bool) -> LeaseDue {
         if self.is_in_flight || (now < self.next_at && !is_closing) {
             return LeaseDue::Nothing;
         }
         // Sent again as it was, as long as its grant could still be spent. Later, a new report carries its sums.
-        if !is_closing && let Some(report) = self.ledger.report_again(terms.usable, now) {
+        if !is_closing && let Some(report) = self.ledger.report_again(config.usable_micros(), now) {
             self.is_in_flight = true;
             return LeaseDue::Send(report);
         }
         let elapsed = now.saturating_sub(self.counted_at);
-        let is_half_over = elapsed >= terms.duration / 2;
-        let is_dry = slot.is_due() && elapsed >= terms.tick();
+        let is_half_over = elapsed >= config.duration_micros() / 2;
+        let is_dry = slot.is_due() && elapsed >= config.tick_micros();
         if !is_half_over && !is_dry && !is_closing {
             return LeaseDue::Nothing;
         }
@@ -128,11 +103,11 @@ impl HeldLease {
         let spent = self.ledger.spent_since(slot.remaining());
         let demand = slot.take_demand().saturating_add(spent);
         if self.ledger.is_settled() && (is_closing || self.is_ending || demand < MIN_DEMAND) {
-            let rests_until = if self.is_ending { now + REST_DURATIONS * terms.duration } else { 0 };
+            let rests_until = if self.is_ending { now + REST_DURATIONS * config.duration_micros() } else { 0 };
             return LeaseDue::Drop { rests_until };
         }
         self.pay_report(spent);
-        let want = if is_closing || self.is_ending { 0 } else { self.want(demand, elapsed, terms) };
+        let want = if is_closing || self.is_ending { 0 } else { self.want(demand, elapsed, config) };
         // After the deadline no unit can be spent, so all are released.
         let keep = if slot.has_passed(now) { 0 } else { want };
         let (remaining, kept) = slot.begin_generation(keep);
@@ -150,12 +125,12 @@ impl HeldLease {
     /// The units that cover the demand for one duration, and a quarter more.
     ///
     /// Half of the last amount is the least while there is demand, so that a short pause does not end the lease.
-    fn want(&self, demand: u64, elapsed: u64, terms: &Terms) -> u64 {
+    fn want(&self, demand: u64, elapsed: u64, config: &Lease) -> u64 {
         if demand == 0 {
             return 0;
         }
-        let elapsed = u128::from(elapsed.max(terms.tick()));
-        let expected = u128::from(demand) * u128::from(terms.duration) * 5 / 4 / elapsed;
+        let elapsed = u128::from(elapsed.max(config.tick_micros()));
+        let expected = u128::from(demand) * u128::from(config.duration_micros()) * 5 / 4 / elapsed;
         let expected = u64::try_from(expected).unwrap_or(MAX_UNITS);
         expected.max(self.wanted / 2).max(MIN_DEMAND).min(self.quota.max_held)
     }
@@ -164,7 +139,7 @@ impl HeldLease {
     pub(super) fn finish(
         &mut self,
         slot: &LeaseSlot,
-        terms: &Terms,
+        config: &Lease,
         report: &LeaseReport,
         reply: LeaseReply,
         now: u64,
@@ -178,31 +153,29 @@ impl HeldLease {
             // Before the ledger, so that nothing is spent that belongs to no account.
             slot.begin_generation(0);
         }
-        let Some(change) = self.ledger.reply(report.sequence, reply, terms.usable, now) else {
+        let Some(change) = self.ledger.reply(report.sequence, reply, config.usable_micros(), now) else {
             return Moved::default();
         };
-        let (before, spent) = (self.held, report.unconfirmed);
-        match (change, reply) {
-            (Change::Granted { units, deadline }, LeaseReply::Applied { held, .. }) => {
+        let held = if let LeaseReply::Applied { held, .. } = reply { held } else { 0 };
+        let (before, spent) = (std::mem::replace(&mut self.held, held), report.unconfirmed);
+        match change {
+            Change::Granted { units, deadline } => {
                 slot.grant(units, deadline);
-                self.held = held;
                 let granted = held.saturating_sub(report.keep);
                 // Without room, others decide in Redis, and a lease needs no call in each tick.
                 let is_short = granted + report.keep < self.wanted / 2;
                 slot.set_short(is_short);
-                self.next_at = now + if is_short { terms.duration / 4 } else { 0 };
+                self.next_at = now + if is_short { config.duration_micros() / 4 } else { 0 };
                 Moved { granted, spent, returned: before.saturating_sub(spent + report.keep), lost: 0 }
             }
-            (Change::Stop, LeaseReply::Applied { held, .. }) => {
+            Change::Stop => {
                 let (remaining, _) = slot.begin_generation(0);
                 self.ledger.stop(remaining);
                 slot.set_short(true);
-                self.held = held;
                 Moved { granted: 0, spent, returned: before.saturating_sub(spent + held), lost: 0 }
             }
-            _ => {
-                self.held = 0;
-                self.next_at = now + if reply == LeaseReply::Expired { 0 } else { terms.duration };
+            Change::Lost => {
+                self.next_at = now + if reply == LeaseReply::Expired { 0 } else { config.duration_micros() };
                 let spent = spent.min(before);
                 Moved { granted: 0, spent, returned: 0, lost: before - spent }
             }
@@ -210,8 +183,8 @@ impl HeldLease {
     }
 
     /// The report was not answered. It is sent again after a tick.
-    pub(super) fn fail(&mut self, terms: &Terms, now: u64) {
+    pub(super) fn fail(&mut self, config: &Lease, now: u64) {
         self.is_in_flight = false;
-        self.next_at = now + terms.tick();
+        self.next_at = now + config.tick_micros();
     }
 }

@@ -18,9 +18,7 @@
 //! | `book` | the leases of a limiter, in a table of fixed size |
 //! | `spending` | decisions by the leases of all limits |
 //! | `demand` | which keys get leases: those with enough demand for costs that leases can serve |
-//! | `renewal` | a report that was sent |
-//! | `limits` | the check of the limits |
-//! | `task` | the background task that sends reports |
+//! | `task` | the background task that sends reports, and a report that was sent |
 
 mod book;
 mod config;
@@ -40,6 +38,5 @@ pub(crate) use self::book::LeaseBook;
 pub use self::config::Lease;
 pub(crate) use self::config::LeaseClock;
 pub(crate) use self::ledger::LeaseReply;
-pub(crate) use self::quota::check_limits;
 pub(crate) use self::spending::{LeasePart, first};
-pub(crate) use self::task::{LeaseRenewal, LeaseTransport, RenewalReply};
+pub(crate) use self::task::{LeaseRenewal, LeaseTransport};

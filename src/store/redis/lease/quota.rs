@@ -8,27 +8,47 @@ use crate::clock::Timestamp;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::escalation::Escalation;
-use crate::store::inner::{LimitCost, Name, ShareRole, StateEncoding, WarnKeys, micros_floor};
+use crate::store::inner::{LimitCost, ShareRole, StateEncoding, micros_floor};
 use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitInfo, MIN_GRANT, Operation};
 
 /// A limit of a limiter with leases.
 pub(super) struct LeasedLimit {
-    pub(super) name: Name,
-    pub(super) is_shadow: bool,
-    pub(super) cost: LimitCost,
-    /// The mark of the near-limit signal, if the limit has one.
-    pub(super) warn_keys: Option<Arc<WarnKeys>>,
+    pub(super) info: LimitInfo,
     /// The quota, if it is the same for all keys.
     pub(super) fixed: Option<Arc<LeasedQuota>>,
 }
 
 impl LeasedLimit {
-    pub(super) fn new(index: usize, limit: &LimitInfo, lease: &Lease) -> Self {
-        let algorithm = limit.fixed_algorithm.as_ref();
-        let fixed =
-            algorithm.map(|fixed| Arc::new(LeasedQuota::new(index, limit, fixed.algorithm(), lease, Timestamp::EPOCH)));
-        let (name, warn_keys) = (limit.facts.name.clone(), limit.warn_keys.clone());
-        Self { name, is_shadow: limit.facts.is_shadow, cost: limit.facts.cost, warn_keys, fixed }
+    /// Returns an error if leases do not support the limit.
+    pub(super) fn new(index: usize, info: &LimitInfo, lease: &Lease) -> Result<Self, Error> {
+        let (facts, name) = (&info.facts, info.facts.name.as_str());
+        let counts_denials = matches!(facts.cost, LimitCost::OfUnit(unit) if Escalation::is_count(name, unit.name()));
+        let problems = [
+            (info.held_until_end, "counts requests in flight, which have no quota to lease"),
+            (facts.is_conditional, "applies only to some requests"),
+            (facts.keeps_free, "keeps units free from some requests"),
+            (facts.share == ShareRole::Share, "is a guaranteed share"),
+            (counts_denials, "counts the denials of an escalation, which each process must know at once"),
+            (facts.is_queue, "is a queue, whose starts are one after the other"),
+        ];
+        if let Some((_, problem)) = problems.iter().find(|(has_problem, _)| *has_problem) {
+            return Err(Error::config(format!(
+                "invalid lease: the limit {name:?} {problem}; remove `lease`, or make the limit a limiter of its own, and \
+                 combine the two with `limiter::Chained`"
+            )));
+        }
+        let algorithm = info.fixed_algorithm.as_ref();
+        let fixed = algorithm.map(|fixed| LeasedQuota::new(index, info, fixed.algorithm(), lease, Timestamp::EPOCH));
+        if let (LimitCost::Fixed(cost), Some(LeasedQuota { figures, .. })) = (facts.cost, &fixed)
+            && cost > figures.max_cost
+        {
+            return Err(Error::config(format!(
+                "invalid lease: the fixed cost of the limit {name:?} is {cost}, and leases serve at most an eighth of \
+                 `max_share` of the limit, {}; remove `lease`, or raise `max_share` or the burst",
+                figures.max_cost
+            )));
+        }
+        Ok(Self { info: info.clone(), fixed: fixed.map(Arc::new) })
     }
 }
 
@@ -105,47 +125,4 @@ impl QuotaFigures {
         let micros = u128::from(self.window) * u128::from(cost) / u128::from(self.limit.max(1));
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).max(1))
     }
-}
-
-/// Checks that leases support the limits.
-pub(crate) fn check_limits(limits: &[LimitInfo], lease: &Lease) -> Result<(), Error> {
-    for (index, limit) in limits.iter().enumerate() {
-        let problem = if limit.held_until_end {
-            "counts requests in flight, which have no quota to lease"
-        } else if limit.facts.is_conditional {
-            "applies only to some requests"
-        } else if limit.facts.keeps_free {
-            "keeps units free from some requests"
-        } else if limit.facts.share == ShareRole::Share {
-            "is a guaranteed share"
-        } else if matches!(limit.facts.cost, LimitCost::OfUnit(unit) if Escalation::is_count(limit.facts.name.as_str(), unit.name()))
-        {
-            "counts the denials of an escalation, which each process must know at once"
-        } else if limit.facts.is_queue {
-            "is a queue, whose starts are one after the other"
-        } else {
-            check_fixed_cost(index, limit, lease)?;
-            continue;
-        };
-        return Err(Error::config(format!(
-            "invalid lease: the limit {:?} {problem}; remove `lease`, or make the limit a limiter of its own, and combine \
-             the two with `limiter::Chained`",
-            limit.facts.name.as_str()
-        )));
-    }
-    Ok(())
-}
-
-/// Checks that leases can serve a fixed cost, if the quota is the same for all keys.
-fn check_fixed_cost(index: usize, limit: &LimitInfo, lease: &Lease) -> Result<(), Error> {
-    let (LimitCost::Fixed(cost), Some(fixed)) = (limit.facts.cost, &limit.fixed_algorithm) else { return Ok(()) };
-    let max_cost = LeasedQuota::new(index, limit, fixed.algorithm(), lease, Timestamp::EPOCH).figures.max_cost;
-    if cost <= max_cost {
-        return Ok(());
-    }
-    Err(Error::config(format!(
-        "invalid lease: the fixed cost of the limit {:?} is {cost}, and leases serve at most an eighth of `max_share` of \
-         the limit, {max_cost}; remove `lease`, or raise `max_share` or the burst",
-        limit.facts.name.as_str()
-    )))
 }

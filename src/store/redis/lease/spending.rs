@@ -56,7 +56,7 @@ impl LeaseBook {
         let mut supports_scheduling = true;
         for share in shares.iter().flatten() {
             self.note(share);
-            supports_scheduling &= share.limit.is_shadow || self.figures(share).supports_scheduling;
+            supports_scheduling &= share.limit.info.facts.is_shadow || self.figures(share).supports_scheduling;
         }
         // Only a shadow can lack room here.
         let (has_shadows, has_marks) = (N > 1 && self.has_shadows, N > 1 && self.has_marks);
@@ -75,7 +75,7 @@ impl LeaseBook {
     fn take<'a, const N: usize>(&'a self, limit: &'a LeasedLimit, part: &LeasePart) -> Option<Share<'a>> {
         let (index, slot) = self.find(part.fingerprint)?;
         let taken = slot.take(part.fingerprint, part.cost);
-        let is_short = || limit.is_shadow && slot.is_leased() && slot.is_short();
+        let is_short = || limit.info.facts.is_shadow && slot.is_leased() && slot.is_short();
         let is_known = taken.is_some() || N > 1 && is_short();
         is_known.then_some(Share { limit, slot, index, cost: part.cost, taken })
     }
@@ -143,8 +143,13 @@ impl Share<'_> {
         let (reported, idle_at) = self.slot.reported();
         let remaining = reported.saturating_add(left).min(figures.limit);
         let snapshot = LazySnapshot::new([figures.limit, figures.window_at(at), remaining, idle_at, at], snapshot);
-        let status = LimitStatus::from_verdict(self.limit.name.clone(), verdict, snapshot, self.limit.is_shadow);
-        match &self.limit.warn_keys {
+        let status = LimitStatus::from_verdict(
+            self.limit.info.facts.name.clone(),
+            verdict,
+            snapshot,
+            self.limit.info.facts.is_shadow,
+        );
+        match &self.limit.info.warn_keys {
             None => status,
             Some(keys) => status.with_near(self.signal(keys, &snapshot, at)),
         }
@@ -198,7 +203,7 @@ mod tests {
     use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
-    use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseReply, LeaseTransport, RenewalReply};
+    use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseReply, LeaseTransport};
     use crate::{Gcra, Limit, Quota};
 
     const LIMITS: usize = 2;
@@ -209,7 +214,7 @@ mod tests {
             |name| RedisLimit::<IpAddr>::new(Limit::new(name, Gcra::new(Quota::per_second(1_000_000)))).0.info();
         let infos = ["a", "b"].map(limit);
         let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
-        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()))
+        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()).expect("leases"))
     }
 
     fn parts(book: &LeaseBook, key: &(impl EncodeKey + ?Sized)) -> [LeasePart; LIMITS] {
@@ -227,7 +232,7 @@ mod tests {
         }
         clock.advance(DURATION / 2);
         for report in book.take_due(true) {
-            report.finish(&RenewalReply { reply: LeaseReply::Applied { held: 100, expiry: 1 }, now: 0, figures: None });
+            report.finish(LeaseReply::Applied { held: 100, expiry: 1 }, 0, None);
         }
         let mut decision = None;
         let allocations = allocation_counter::measure(|| decision = decide());

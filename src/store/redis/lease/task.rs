@@ -28,7 +28,7 @@ impl LeaseBook {
     pub(crate) fn ensure_task(self: &Arc<Self>, transport: &Weak<impl LeaseTransport + 'static>) {
         let (now, last) = (self.clock.now(), self.task.load(Ordering::Acquire));
         let ran_at = self.task_ran_at.load(Ordering::Relaxed);
-        if ran_at > 0 && now < ran_at.saturating_add(self.terms.max_pause()) {
+        if ran_at > 0 && now < ran_at.saturating_add(4 * self.config.tick_micros()) {
             return;
         }
         let (Ok(runtime), true) = (Handle::try_current(), runtime::has_timer()) else { return };
@@ -96,7 +96,7 @@ struct RenewalTask {
 impl RenewalTask {
     async fn run(self, transport: Weak<dyn LeaseTransport>) {
         let book = &self.book;
-        let tick = Duration::from_micros(book.terms.tick());
+        let tick = Duration::from_micros(book.config.tick_micros());
         let mut next_tick = Instant::now() + tick;
         loop {
             let until_tick = next_tick.saturating_duration_since(Instant::now());
@@ -131,20 +131,13 @@ impl Drop for RenewalTask {
 /// the task sends the report again.
 pub(crate) struct LeaseRenewal {
     book: Arc<LeaseBook>,
-    slot: u32,
-    id: u64,
-    report: LeaseReport,
+    pub(super) slot: u32,
+    pub(super) id: u64,
+    pub(super) report: LeaseReport,
     /// The name of the key in Redis.
     pub(crate) key: Arc<[u8]>,
     pub(crate) quota: Arc<LeasedQuota>,
     is_finished: bool,
-}
-
-/// The server's reply, and its figures for estimates.
-pub(crate) struct RenewalReply {
-    pub(crate) reply: LeaseReply,
-    pub(crate) now: u64,
-    pub(crate) figures: Option<LimitSnapshot>,
 }
 
 impl LeaseRenewal {
@@ -159,17 +152,17 @@ impl LeaseRenewal {
         [self.id, sequence, spent, unconfirmed, keep, want, expiry].map(to_f64)
     }
 
-    /// Records the reply.
-    pub(crate) fn finish(mut self, reply: &RenewalReply) {
+    /// Records the reply at a time of the server, with its figures for estimates.
+    pub(crate) fn finish(mut self, reply: LeaseReply, server_time: u64, figures: Option<LimitSnapshot>) {
         self.is_finished = true;
-        self.book.finish((self.slot, self.id), &self.report, reply);
+        self.book.finish(&self, reply, server_time, figures);
     }
 }
 
 impl Drop for LeaseRenewal {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.book.fail((self.slot, self.id));
+            self.book.fail(self);
         }
     }
 }
@@ -188,7 +181,7 @@ mod tests {
     use crate::store::inner::Observers;
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::demand::MIN_DECISIONS;
-    use crate::store::redis::lease::{Lease, LeaseClock, LeaseReply, RenewalReply};
+    use crate::store::redis::lease::{Lease, LeaseClock};
     use crate::{Gcra, Limit, Quota};
 
     const DURATION: Duration = Duration::from_millis(160);
@@ -218,7 +211,7 @@ mod tests {
             for report in replied {
                 let held = report.encode()[5] as u64;
                 let reply = LeaseReply::Applied { held, expiry: now + 1_000_000 };
-                report.finish(&RenewalReply { reply, now, figures: None });
+                report.finish(reply, now, None);
             }
         }
     }
@@ -226,7 +219,7 @@ mod tests {
     fn book(clock: &ManualClock) -> Arc<LeaseBook> {
         let infos = [RedisLimit::<u64>::new(Limit::new("user", Gcra::new(Quota::per_second(1_000_000)))).0.info()];
         let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
-        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()))
+        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()).expect("leases"))
     }
 
     /// Asks for a lease on a key.

@@ -20,7 +20,7 @@ use proptest::test_runner::{Config, TestRunner};
 use self::oracle_model::{Job, bucket_excess};
 use self::server::Server;
 use self::usage::Kind;
-use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, LeaseReply, RenewalReply};
+use super::{Lease, LeaseBook, LeaseClock, LeasePart, LeaseRenewal, LeaseReply};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::AcquireOptions;
 use crate::encode::EncodeKey as _;
@@ -203,7 +203,8 @@ impl World {
         let clock = Arc::new(clock);
         let lease = Lease::new(Duration::from_micros(DURATION)).max_share(MAX_SHARE).max_keys(8);
         let of_book = LeaseClock::new(Some(Arc::<LateClock>::clone(&clock)));
-        (Arc::new(LeaseBook::new(lease, &self.infos, of_book, "model", &Observers::default())), clock)
+        let book = LeaseBook::new(lease, &self.infos, of_book, "model", &Observers::default());
+        (Arc::new(book.expect("leases")), clock)
     }
 
     fn now(&self) -> u64 {
@@ -243,7 +244,7 @@ impl World {
                     sent.arrive(server, now);
                 }
                 if let (Some(renewal), Some(reply)) = (sent.renewal.take(), sent.reply) {
-                    renewal.finish(&RenewalReply { reply, now, figures: None });
+                    renewal.finish(reply, now, None);
                 }
             }),
             Step::Lose { report } => self.on_report(report, true, |sent, _, _| drop(sent.renewal.take())),
@@ -265,7 +266,7 @@ impl World {
 
     fn acquire(&mut self, process: usize, user: u32, cost: u64) {
         let keys = keys_of(user);
-        let (book, infos) = (Arc::clone(&self.processes[process].0), &self.infos);
+        let book = Arc::clone(&self.processes[process].0);
         let options = AcquireOptions::cost(cost);
         let part = |(limit, key): (usize, &String)| book.part(limit, options, |hasher| key.hash_key(hasher));
         let parts: Vec<_> = keys.iter().enumerate().map(part).collect();
@@ -273,8 +274,7 @@ impl World {
         let by_lease = decide(&book, &parts);
         self.leased += u64::from(by_lease.is_some());
         let charged = by_lease.or_else(|| {
-            let new_lease =
-                |limit: usize| Some((keys[limit].as_slice().into(), book.quota(limit, &infos[limit], None)?));
+            let new_lease = |limit: usize| Some((keys[limit].as_slice().into(), book.quota(limit, None)?));
             book.count_demand(&parts, new_lease);
             self.server.lock().expect("no panic").decide(&keys, cost, self.now())
         });
