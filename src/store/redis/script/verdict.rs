@@ -14,13 +14,8 @@ use crate::store::inner::{LimitReading, NearLimit, Plan, ShareRole, StateEncodin
 /// The script's reply to one decision: a value for each limit, 0 for a limit that does not apply.
 pub(crate) struct ScriptVerdict {
     values: Vec<i64>,
-    cannot_schedule: bool,
-    /// The request would be allowed if leases held nothing.
-    is_denied_by_leases: bool,
-    /// The id is remembered, and nothing more is held or charged.
-    is_repeat: bool,
     /// Of a denied repeat: for how many microseconds the id is remembered.
-    remembered: u64,
+    flags: u64,
     /// For each limit a bit: the key is blocked.
     blocked: u64,
     /// For each limit a bit: the reason of the block is an escalation.
@@ -104,21 +99,21 @@ impl ScriptVerdict {
             values[0] = Failure::InvalidState.result();
         }
         let flags = flags.unsigned_abs();
-        let remembered = flags;
-        let has = |flag| flags & flag != 0;
-        let (cannot_schedule, is_denied_by_leases) = (has(CANNOT_SCHEDULE), has(DENIED_BY_LEASES));
-        let is_repeat = has(REPEATED);
         // The script has one flag for each limit that applies, and then another one.
-        let mut flags = flags / FIRST_BLOCKED;
+        let mut bits = flags / FIRST_BLOCKED;
         let [blocked, escalated] = [(); 2].map(|()| {
-            let mut bits = 0;
+            let mut of_limits = 0;
             for index in (0..limits.len()).filter(|index| replay.applies(*index)) {
-                bits |= (flags & 1) << index;
-                flags >>= 1;
+                of_limits |= (bits & 1) << index;
+                bits >>= 1;
             }
-            bits
+            of_limits
         });
-        Some(Self { values, cannot_schedule, is_denied_by_leases, is_repeat, remembered, blocked, escalated, views })
+        Some(Self { values, flags, blocked, escalated, views })
+    }
+
+    fn has_flag(&self, flag: u64) -> bool {
+        self.flags & flag != 0
     }
 
     /// Returns the reason of the key's block under the limit with this index, if the key is blocked.
@@ -144,7 +139,7 @@ impl ScriptVerdict {
         match self.values.iter().copied().find_map(Failure::of)? {
             Failure::Conflict => Some(Err(Error::id_conflict())),
             Failure::AlreadySettled => Some(Err(Error::already_settled())),
-            Failure::Repeated => Some(Ok(Decision::denied_repeat(now, Duration::from_micros(self.remembered)))),
+            Failure::Repeated => Some(Ok(Decision::denied_repeat(now, Duration::from_micros(self.flags)))),
             Failure::TooManyIds => Some(Ok(Decision::too_many_ids(now))),
             _ => None,
         }
@@ -158,7 +153,7 @@ impl ScriptVerdict {
         if self.has(Failure::Conflict) {
             return Some(Repeated::Changed);
         }
-        self.is_repeat
+        self.has_flag(REPEATED)
             .then(|| Repeated::Charged(self.values.iter().map(|cost| to_unsigned(*cost).unwrap_or_default()).collect()))
     }
 
@@ -195,9 +190,9 @@ impl ScriptVerdict {
         key: impl Fn(usize) -> &'a [u8],
     ) -> Result<(Decision, Vec<Option<u64>>), Error> {
         let (now, limits, algorithms) = (replay.now, replay.limits, replay.algorithms);
-        let charges = template.operation != Operation::Peek && !self.is_repeat;
+        let is_repeat = self.has_flag(REPEATED);
+        let charges = template.operation != Operation::Peek && !is_repeat;
         let kept_free = |index: usize| template.kept_free.get(index).copied().flatten();
-        let is_blocked = |index: usize| self.blocked >> index & 1 != 0;
         let is_common = |limit: &LimitInfo| limit.facts.share == ShareRole::Common && !limit.facts.is_shadow;
         let can_borrow = limits.iter().enumerate().any(|(index, limit)| replay.applies(index) && is_common(limit));
         let mut is_within_share = false;
@@ -212,11 +207,11 @@ impl ScriptVerdict {
             // A share has its own verdict: above its share, the request borrows.
             let is_share = limit.facts.share == ShareRole::Share;
             is_within_share |= is_share && verdict == Verdict::Allowed;
-            let borrows = is_share && verdict != Verdict::Allowed && !is_blocked(index) && can_borrow;
+            let borrows = is_share && verdict != Verdict::Allowed && self.block(index).is_none() && can_borrow;
             if borrows {
                 verdict = Verdict::Allowed;
             }
-            readings.push(LimitReading {
+            let reading = LimitReading {
                 verdict,
                 immediate: verdict,
                 cost: own.cost,
@@ -232,19 +227,15 @@ impl ScriptVerdict {
                 share: limit.facts.share,
                 borrows,
                 ..LimitReading::EMPTY
-            });
-        }
-        let plan = Plan::with_schedule(readings.iter(), || !self.cannot_schedule);
-        let (mut views, mut readings) = (self.views.iter(), readings.iter());
-        let mut statuses = Vec::with_capacity(limits.len());
-        let mut held_costs = Vec::with_capacity(limits.len());
-        for (index, limit) in limits.iter().enumerate() {
-            let Some(reading) = replay.applies(index).then(|| readings.next()).flatten() else {
-                held_costs.push(None);
-                continue;
             };
-            let algorithm = limit.select(index, algorithms).ok_or_else(limit_has_no_algorithm)?;
-            let state = replay.state(index);
+            readings.push((index, algorithm, reading));
+        }
+        let plan = Plan::with_schedule(readings.iter().map(|reading| &reading.2), || !self.has_flag(CANNOT_SCHEDULE));
+        let mut views = self.views.iter();
+        let mut statuses = Vec::with_capacity(limits.len());
+        let mut held_costs = vec![None; limits.len()];
+        for &(index, algorithm, ref reading) in &readings {
+            let (limit, state) = (&limits[index], replay.state(index));
             let options = template.options(index, limit, options);
             let held = (options.hold && charges && plan.counts(reading)).then_some(options.cost);
             let charged_after = plan.charge_of(reading).filter(|_| charges);
@@ -258,7 +249,7 @@ impl ScriptVerdict {
             if !mistake!(HeldCostsAreNotAdded) {
                 state.held = state.held.saturating_add(held.unwrap_or(0));
             }
-            held_costs.push(held);
+            held_costs[index] = held;
             let all = if is_view {
                 algorithm.replay_view(views.next().copied().unwrap_or_default(), now)
             } else {
@@ -276,18 +267,13 @@ impl ScriptVerdict {
             } else {
                 reading.numbers_of(keys, all)
             };
-            let status = LimitStatus::from_verdict(
-                limit.facts.name.clone(),
-                reading.verdict,
-                numbers.snapshot,
-                limit.facts.is_shadow,
-            );
+            let (name, is_shadow) = (limit.facts.name.clone(), limit.facts.is_shadow);
+            let status = LimitStatus::from_verdict(name, reading.verdict, numbers.snapshot, is_shadow);
             let status = status.with_block(self.block(index)).with_borrowing(reading.borrows);
             statuses.push(status.with_near(numbers.near));
         }
-        let decision = plan.decide(now, options, statuses.into_iter());
-        let decision = decision.with_repeat(self.is_repeat);
-        Ok((decision.with_denied_by_leases(self.is_denied_by_leases), held_costs))
+        let decision = plan.decide(now, options, statuses.into_iter()).with_repeat(is_repeat);
+        Ok((decision.with_denied_by_leases(self.has_flag(DENIED_BY_LEASES)), held_costs))
     }
 }
 
