@@ -43,7 +43,7 @@ where
     P::SubKey: EncodeKey,
 {
     fn info(&self) -> LimitInfo {
-        let fixed_algorithm = || Arc::new(FixedAlgorithmOf(Arc::clone(&self.0))) as Arc<dyn FixedAlgorithm>;
+        let fixed_algorithm = || Arc::<Limit<C, P>>::clone(&self.0) as Arc<dyn FixedAlgorithm>;
         LimitInfo {
             facts: self.0.facts::<Key>(),
             script: <C::Algorithm as LuaAlgorithm>::SCRIPT,
@@ -91,16 +91,13 @@ where
     }
 }
 
-/// The algorithm of a limit with one for all keys.
-struct FixedAlgorithmOf<C, P>(Arc<Limit<C, P>>);
-
-impl<C, P> FixedAlgorithm for FixedAlgorithmOf<C, P>
+impl<C, P> FixedAlgorithm for Limit<C, P>
 where
     C: AlgorithmSelector,
     C::Algorithm: LuaAlgorithm,
     P: Send + Sync,
 {
-    fn algorithm(&self) -> &dyn DynLuaAlgorithm {
-        self.0.algorithm().fixed().expect("`info` builds this type only for limits with a fixed algorithm")
+    fn fixed_algorithm(&self) -> &dyn DynLuaAlgorithm {
+        self.algorithm().fixed().expect("`info` names only limits with a fixed algorithm")
     }
 }

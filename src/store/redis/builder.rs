@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::lease::Lease;
 use super::limiter::Redis;
 use super::limits::{IntoRedisLimits, RedisLimit};
+use super::script::LimitInfo;
 use super::server::RedisServer;
 use crate::clock::Clock;
 use crate::encode::{EncodeKey, KeyWriter};
@@ -65,27 +66,19 @@ impl Settings {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.server.0.check()?;
-        if let Some(length) = self.secret.as_ref().map(Vec::len).filter(|length| *length < 16) {
-            return Err(Error::config(format!(
-                "invalid secret for hashed keys: it has {length} bytes; use at least 16 random bytes"
-            )));
-        }
-        if self.name.is_empty() {
-            return Err(Error::config("invalid name: it is empty; use a name that identifies the limiter in Redis"));
-        }
-        if self.deadline.is_zero() || self.deadline > Self::MAX_DEADLINE {
-            return Err(Error::config(format!(
-                "invalid deadline: it is {:?}; use at least some milliseconds and at most 24 hours",
-                self.deadline
-            )));
-        }
-        if self.hold_expiry < Self::MIN_HOLD_EXPIRY || self.hold_expiry > Self::MAX_HOLD_EXPIRY {
-            return Err(Error::config(format!(
-                "invalid `hold_expiry`: it is {:?}; use at least 100 ms and at most 24 hours",
-                self.hold_expiry
-            )));
-        }
-        CallId::check_max_ids(self.max_ids)
+        let (deadline, expiry) = (self.deadline, self.hold_expiry);
+        let problem = if let Some(length) = self.secret.as_ref().map(Vec::len).filter(|length| *length < 16) {
+            format!("invalid secret for hashed keys: it has {length} bytes; use at least 16 random bytes")
+        } else if self.name.is_empty() {
+            "invalid name: it is empty; use a name that identifies the limiter in Redis".to_owned()
+        } else if deadline.is_zero() || deadline > Self::MAX_DEADLINE {
+            format!("invalid deadline: it is {deadline:?}; use at least some milliseconds and at most 24 hours")
+        } else if expiry < Self::MIN_HOLD_EXPIRY || expiry > Self::MAX_HOLD_EXPIRY {
+            format!("invalid `hold_expiry`: it is {expiry:?}; use at least 100 ms and at most 24 hours")
+        } else {
+            return CallId::check_max_ids(self.max_ids);
+        };
+        Err(Error::config(problem))
     }
 }
 
@@ -230,8 +223,8 @@ impl<Key: ?Sized> RedisBuilder<Key> {
         Redis::from_builder(self)
     }
 
-    /// Checks the settings and the limits.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Checks the settings, and that the limits can share a cluster slot. `infos` are the properties of the limits.
+    pub(crate) fn check(&self, infos: &[LimitInfo]) -> Result<(), Error> {
         let Settings { server, prefix, .. } = &self.settings;
         self.settings.check()?;
         let (count, max) = (self.limits.len(), Redis::<Key>::MAX_LIMITS);
@@ -250,7 +243,7 @@ impl<Key: ?Sized> RedisBuilder<Key> {
             ));
         }
         if self.hash_tag.is_some()
-            && let Some(global) = self.limits.iter().map(|limit| limit.0.info()).find(|info| info.is_global)
+            && let Some(global) = infos.iter().find(|info| info.is_global)
         {
             return Err(Error::config(format!(
                 "invalid limits: `slot_by` cannot spread the limit {:?}, which counts all keys together; make it a \

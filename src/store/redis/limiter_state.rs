@@ -44,9 +44,9 @@ type TemplateOptions = (Operation, Costs, Option<Duration>, bool);
 impl<Key: ?Sized> LimiterState<Key> {
     /// Returns the state, and the conflicts with other limiters of this process. `earlier` is the state that it replaces.
     pub(super) fn new(builder: RedisBuilder<Key>, earlier: Option<&Self>) -> Result<(Self, Vec<String>), Error> {
-        builder.check()?;
+        let mut limits: Vec<_> = builder.limits.iter().map(|limit| limit.0.info()).collect();
+        builder.check(&limits)?;
         let RedisBuilder { settings, limits: limit_fns, hash_tag } = builder;
-        let mut limits: Vec<_> = limit_fns.iter().map(|limit| limit.0.info()).collect();
         let shares =
             crate::store::inner::check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
         for limit in &mut limits {

@@ -14,27 +14,15 @@ fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     (length > 0).then(|| &key[start..start + length])
 }
 
-/// CRC-16/XMODEM: polynomial 0x1021, initial value 0, not reflected.
+/// CRC-16/XMODEM: polynomial 0x1021, initial value 0, not reflected. Four bits at a time.
 fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc: u16, &byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) ^ u16::from(byte))])
+    const TABLE: [u16; 16] = [
+        0x0000, 0x1021, 0x2042, 0x3063, 0x4084, 0x50a5, 0x60c6, 0x70e7, //
+        0x8108, 0x9129, 0xa14a, 0xb16b, 0xc18c, 0xd1ad, 0xe1ce, 0xf1ef,
+    ];
+    let bits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    bits.fold(0, |crc: u16, bits| (crc << 4) ^ TABLE[usize::from((crc >> 12) ^ u16::from(bits))])
 }
-
-const TABLE: [u16; 256] = {
-    let mut table = [0; 256];
-    let mut index = 0;
-    while index < 256 {
-        #[allow(clippy::cast_possible_truncation, reason = "below 256")]
-        let mut crc = (index as u16) << 8;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
-            bit += 1;
-        }
-        table[index] = crc;
-        index += 1;
-    }
-    table
-};
 
 #[cfg(test)]
 mod tests {

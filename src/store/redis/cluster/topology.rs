@@ -42,16 +42,12 @@ impl Topology {
     pub(crate) fn new(infos: Vec<ConnectionInfo>) -> Result<Self, Error> {
         let mut seeds = Vec::with_capacity(infos.len());
         for info in &infos {
-            match info.addr() {
-                ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                    seeds.push((host.clone(), *port));
-                }
-                _ => {
-                    return Err(Error::config(
-                        "invalid cluster address: it has no host and port; use redis:// or rediss://",
-                    ));
-                }
-            }
+            let (ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) = info.addr() else {
+                return Err(Error::config(
+                    "invalid cluster address: it has no host and port; use redis:// or rediss://",
+                ));
+            };
+            seeds.push((host.clone(), *port));
             if info.redis_settings().db() != 0 {
                 return Err(Error::config(
                     "invalid cluster address: a Redis cluster has only database 0; remove the database from the \
@@ -96,12 +92,16 @@ impl Topology {
     pub(super) fn set_slot_owner(&self, slot: u16, node: usize) {
         // Each call of a batch may find the same move: only the first one copies the map.
         if self.slot_owner(slot) != node {
-            self.0.slot_map.rcu(|map| {
-                let mut map = SlotMap::clone(map);
-                map.set_owner(slot, node);
-                map
-            });
+            self.update(|map| map.set_owner(slot, node));
         }
+    }
+
+    fn update(&self, change: impl Fn(&mut SlotMap)) {
+        self.0.slot_map.rcu(|map| {
+            let mut map = SlotMap::clone(map);
+            change(&mut map);
+            map
+        });
     }
 
     /// Returns the index of the node that a redirection of node `source` names.
@@ -109,23 +109,17 @@ impl Topology {
         let source_host = self.0.slot_map.load().nodes().get(source).map(|(host, _)| host.clone()).unwrap_or_default();
         let address = parse_node_address(address, &source_host)?;
         let find = || self.0.slot_map.load().nodes().iter().position(|known| *known == address);
-        if let Some(known) = find() {
-            return Some(known);
+        if find().is_none() {
+            self.update(|map| {
+                map.index_of(&address);
+            });
         }
-        self.0.slot_map.rcu(|map| {
-            let mut map = SlotMap::clone(map);
-            map.index_of(&address);
-            map
-        });
         find()
     }
 
     pub(super) async fn connect_to(&self, node: usize) -> Result<SharedConnection, RedisError> {
         let address = self.0.slot_map.load().nodes().get(node).cloned();
-        match address {
-            Some(address) => self.connect_at(&address).await,
-            None => Err(no_node()),
-        }
+        self.connect_at(&address.ok_or_else(no_node)?).await
     }
 
     async fn connect_at(&self, (host, port): &NodeAddress) -> Result<SharedConnection, RedisError> {
@@ -182,12 +176,8 @@ impl Topology {
             command.arg("SLOTS");
             self.connect_at(node).await?.send(&command).await
         });
-        let reply = match query.await {
-            Ok(reply) => reply?,
-            Err(_) => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "a cluster node did not respond in time").into());
-            }
-        };
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "a cluster node did not respond in time");
+        let reply = query.await.map_err(late)??;
         if SlotMap::default().merge_reply(&reply, &node.0).is_none() {
             return Err((ErrorKind::ClusterConnectionNotFound, "a cluster node knows no slots").into());
         }

@@ -38,7 +38,8 @@ impl LeasedLimit {
             )));
         }
         let algorithm = info.fixed_algorithm.as_ref();
-        let fixed = algorithm.map(|fixed| LeasedQuota::new(index, info, fixed.algorithm(), lease, Timestamp::EPOCH));
+        let fixed =
+            algorithm.map(|fixed| LeasedQuota::new(index, info, fixed.fixed_algorithm(), lease, Timestamp::EPOCH));
         if let (LimitCost::Fixed(cost), Some(LeasedQuota { figures, .. })) = (facts.cost, &fixed)
             && cost > figures.max_cost
         {

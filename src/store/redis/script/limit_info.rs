@@ -35,7 +35,7 @@ impl LimitInfo {
 
     /// Returns the key's own algorithm, or the limit's fixed one.
     pub(crate) fn algorithm<'a>(&'a self, own: &'a OwnAlgorithm) -> Option<&'a dyn DynLuaAlgorithm> {
-        own.as_deref().or_else(|| self.fixed_algorithm.as_deref().map(FixedAlgorithm::algorithm))
+        own.as_deref().or_else(|| self.fixed_algorithm.as_deref().map(FixedAlgorithm::fixed_algorithm))
     }
 
     /// Returns the algorithm of the limit with this index, where `own` has the algorithms chosen by the key.
@@ -65,7 +65,7 @@ pub(crate) type OwnAlgorithm = Option<Arc<dyn DynLuaAlgorithm>>;
 
 /// A limit with one algorithm for all keys.
 pub(crate) trait FixedAlgorithm: Send + Sync {
-    fn algorithm(&self) -> &dyn DynLuaAlgorithm;
+    fn fixed_algorithm(&self) -> &dyn DynLuaAlgorithm;
 }
 
 pub(crate) fn limit_has_no_algorithm() -> Error {
