@@ -1,5 +1,6 @@
 //! The health check: decisions on keys that belong to nobody.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,24 +25,31 @@ const MAX_KEYS: usize = 8;
 /// So many random keys are tried to find one whose cluster slot a node serves.
 const MAX_TRIES: usize = 1_000;
 
+/// Runs a health check for at most twice the time to connect.
+pub(super) async fn within_time_to_connect(
+    config: &ClientConfig,
+    checking: impl Future<Output = Result<(), Error>>,
+) -> Result<(), Error> {
+    let within = connect_timeout(config.deadline) * 2;
+    let timer = sleep(within).ok_or_else(no_runtime)?;
+    by_deadline(checking, timer, || {
+        format!(
+            "health check failed: Redis ({}) did not respond within {within:?}; check that the server is reachable",
+            config.health.server.describe(),
+        )
+    })
+    .await
+}
+
 impl<Key: ?Sized> LimiterState<Key> {
     /// Makes decisions on each node: see [`Redis::health_check`](super::Redis::health_check).
     pub(super) async fn health_check(&self) -> Result<(), Error> {
         let ClientConfig { health, deadline, .. } = &*self.client.config;
-        let (server, within) = (&health.server, connect_timeout(*deadline) * 2);
-        let timer = sleep(within).ok_or_else(no_runtime)?;
-        let checked = async {
-            server.discover(*deadline).await.map_err(|failure| failure.error)?;
-            try_join_all((0..server.node_count()).map(|index| self.check_node(index))).await.map(drop)
+        let checking = async {
+            health.server.discover(*deadline).await.map_err(|failure| failure.error)?;
+            try_join_all((0..health.server.node_count()).map(|index| self.check_node(index))).await.map(drop)
         };
-        by_deadline(checked, timer, || {
-            format!(
-                "health check failed: Redis ({}) did not respond within {within:?}; check that the server is \
-                 reachable",
-                server.describe(),
-            )
-        })
-        .await
+        within_time_to_connect(&self.client.config, checking).await
     }
 
     /// Decides on some keys in one call, and then on each of the others alone: each call of the script must find what the

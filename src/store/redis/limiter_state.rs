@@ -372,7 +372,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     }
 }
 
-fn new_client(settings: &Settings) -> Arc<Client> {
+pub(super) fn new_client(settings: &Settings) -> Arc<Client> {
     let Settings { name, server, observers, clock, .. } = settings.clone();
     Arc::new_cyclic(|client: &Weak<Client>| {
         let holds = Arc::new(HoldRegistry::new(settings.hold_expiry, &name, &observers, client.clone()));

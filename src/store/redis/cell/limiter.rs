@@ -1,8 +1,8 @@
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::CellLink;
+use redis::{Cmd, Value};
+
 use super::rate::{Rate, ThrottleReply};
 use crate::clock::{Clock, SystemClock};
 use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
@@ -11,9 +11,12 @@ use crate::error::Error;
 use crate::limiter::{AdminOperation, Limiter, LimiterFuture, Outcome};
 use crate::quota::Quota;
 use crate::store::redis::builder::Settings;
-use crate::store::redis::connect::connect_timeout;
-use crate::store::redis::health::ServerHealth;
+use crate::store::redis::client::{Client, ClientConfig, Completion, OperationKind, OperationTarget, reply_lost};
+use crate::store::redis::connect::Failure;
+use crate::store::redis::health_check::within_time_to_connect;
 use crate::store::redis::key_format::KeyFormat;
+use crate::store::redis::limiter_state::new_client;
+use crate::store::redis::script::LimitSet;
 use crate::store::redis::server::RedisServer;
 
 /// A limiter with one limit, by the command `CL.THROTTLE` of the module redis-cell and of Dragonfly.
@@ -29,7 +32,7 @@ use crate::store::redis::server::RedisServer;
 /// | **Exact times**, in microseconds | A period must be whole seconds, and the command replies with whole seconds. `retry_after` and `reset` are sufficient, and can be too long: by at most one second, or by the time of one request if that is less. With a server that rounds up, or if the time of one request is not a whole number of microseconds, they can be one second longer. |
 /// | **Holds** and requests in flight | [`AcquireOptions::hold`] is an error for which [`is_unsupported`](Error::is_unsupported) holds. So costs that are settled after the response, and `InFlight`, need [`Redis`](crate::Redis). |
 /// | **Blocks** and set usages | [`administer`](Limiter::administer) with any operation but a reset is such an error. [`reset`](Self::reset) deletes the key. |
-/// | **Batches**: concurrent decisions share a call of the script, and calls are shed under overload | Each decision is a command of its own, so the server executes one command for each request. A decision that cannot be answered by the deadline may have been charged. |
+/// | **Batches**: concurrent decisions share a call of the script, which makes no decision that would be answered too late | Each decision is a command of its own, so the server executes one command for each request. A decision that was sent and cannot be answered by the deadline may have been charged. |
 /// | **Events** | `RedisCell` emits no events about its calls and its circuit breaker. |
 /// | All algorithms, several limits, sub-keys, shadow limits, leases, delays | one GCRA limit |
 /// | **Clusters** | The command declares no keys, so a cluster node never redirects it: each node would count by itself, and allow the whole limit. The builder returns an error for a cluster. |
@@ -53,7 +56,9 @@ use crate::store::redis::server::RedisServer;
 /// ```
 #[derive(Clone)]
 pub struct RedisCell {
-    link: Arc<CellLink>,
+    client: Arc<Client>,
+    /// The target of all commands: they have no part in a script.
+    target: OperationTarget,
     rate: Rate,
     key_format: Arc<KeyFormat>,
 }
@@ -82,10 +87,16 @@ impl RedisCell {
     ///
     /// As [`Redis::health_check`](crate::Redis::health_check), or if Redis has no `CL.THROTTLE`.
     pub async fn health_check(&self) -> Result<(), Error> {
+        let ClientConfig { health, deadline, .. } = &*self.client.config;
         // A peek.
         let throttle = self.rate.throttle(&self.name(|writer| writer.bytes(b"health-check")), 0);
-        let within = connect_timeout(self.link.deadline) * 2;
-        self.link.send(throttle, within, |reply| ThrottleReply::read(reply).map(drop))?.await
+        let checking = async {
+            let connection = health.server.open(0, *deadline).await.map_err(|failure| failure.error)?;
+            let reply = connection.call(0, Arc::new(throttle)).await;
+            let reply = reply.map_err(|error| Failure::of("the call", error, health.server.describe()).error)?;
+            ThrottleReply::read(reply).map(drop)
+        };
+        within_time_to_connect(&self.client.config, checking).await
     }
 
     /// Returns the name of a key in Redis.
@@ -118,9 +129,27 @@ impl RedisCell {
             return Ok(LimiterFuture::ready(Ok(exceeds.into())));
         }
         let throttle = rate.throttle(&self.name(|writer| key.encode(writer)), if is_peek { 0 } else { cost });
-        self.link.send(throttle, self.link.deadline, move |reply| {
+        self.send(throttle, true, move |reply| {
             Ok(rate.decision(now(), ThrottleReply::read(reply)?, cost, is_peek).into())
         })
+    }
+
+    /// Sends a command over the connection of the runtime, and reads its reply.
+    fn send<T: Send + 'static>(
+        &self,
+        command: Cmd,
+        is_decision: bool,
+        read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
+    ) -> Result<LimiterFuture<T>, Error> {
+        let kind = OperationKind::Command(Arc::new(command));
+        self.client.submit(
+            |reply| Ok(self.target.clone().operation(kind, reply)),
+            is_decision,
+            |result| match result {
+                Completion::Replied(reply) => read(reply),
+                _ => Err(reply_lost()),
+            },
+        )
     }
 }
 
@@ -146,16 +175,15 @@ impl<Key: EncodeKey + ?Sized + 'static> Limiter<Key> for RedisCell {
         }
         let mut delete = redis::cmd("DEL");
         delete.arg(self.name(|writer| key.encode(writer)));
-        LimiterFuture::of_result(self.link.send(delete, self.link.deadline, |_| Ok(())))
+        LimiterFuture::of_result(self.send(delete, false, |_| Ok(())))
     }
 }
 
-impl fmt::Debug for RedisCell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { link, rate, .. } = self;
-        f.debug_tuple("RedisCell").field(&link.health.server).field(rate).field(&link.deadline).finish()
-    }
-}
+impl_debug!(RedisCell |cell| {
+    server: cell.client.config.health.server,
+    rate: cell.rate,
+    deadline: cell.client.config.deadline,
+});
 
 /// Builds a [`RedisCell`] with other than the default settings.
 #[must_use = "a builder has no effect until `build` is called"]
@@ -199,7 +227,7 @@ impl RedisCellBuilder {
     /// - The name is empty, the deadline is zero or above 24 hours, or the secret is too short.
     /// - The server is a cluster.
     pub fn build(self) -> Result<RedisCell, Error> {
-        let Settings { server, name, prefix, deadline, secret, observers, .. } = &self.settings;
+        let Settings { server, name, prefix, secret, hold_expiry, .. } = &self.settings;
         self.settings.check()?;
         if server.0.is_cluster() {
             return Err(Error::config(
@@ -209,14 +237,15 @@ impl RedisCellBuilder {
         }
         let rate = Rate::new(self.quota, self.burst)?;
         let key_format = KeyFormat::new(prefix, name, [("default", "cell")], secret.as_deref(), false);
-        let health = ServerHealth::new(name.clone(), Arc::clone(&server.0), observers.clone());
-        Ok(RedisCell { link: Arc::new(CellLink::new(health, *deadline)), rate, key_format: Arc::new(key_format) })
+        let limits = Arc::new(LimitSet::new(0, Vec::new(), false, *hold_expiry));
+        let (keys, key_offsets, algorithms) = (Vec::new(), Vec::new(), Vec::new());
+        let target = OperationTarget { limits, keys, key_offsets, algorithms, weight: 1 };
+        Ok(RedisCell { client: new_client(&self.settings), target, rate, key_format: Arc::new(key_format) })
     }
 }
 
-impl fmt::Debug for RedisCellBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Settings { server, name, .. } = &self.settings;
-        f.debug_tuple("RedisCellBuilder").field(server).field(name).field(&self.quota).finish_non_exhaustive()
-    }
-}
+impl_debug!(RedisCellBuilder |RedisCellBuilder { settings, quota, .. }| {
+    server: settings.server,
+    name: settings.name,
+    quota: quota,
+});

@@ -42,33 +42,28 @@ impl Rate {
 
     pub(crate) fn new(quota: Quota, burst: u64) -> Result<Self, Error> {
         let period = quota.period();
-        if period.subsec_nanos() != 0 || period.is_zero() {
-            return Err(Error::config(format!(
-                "invalid quota for CL.THROTTLE: the period of {quota} is not whole seconds; use whole seconds, as in \
-                 10 per second instead of 1 per 100ms"
-            )));
-        }
-        if quota.limit() == 0 {
-            return Err(Error::config("invalid quota for CL.THROTTLE: it is zero; use `Redis` for a limit of zero"));
-        }
         let rate = Self { burst, count: quota.limit(), seconds: period.as_secs() };
-        if burst == 0 {
-            return Err(Error::config("invalid burst: it is zero; use at least 1"));
-        }
-        // The module computes the remaining requests from microseconds, so one request must take at least one.
-        if rate.count > rate.seconds.saturating_mul(Self::SECOND) {
-            return Err(Error::config(format!(
-                "invalid quota for CL.THROTTLE: {quota} is above one request per microsecond; use a lower rate"
-            )));
-        }
-        if rate.refill_time(burst) > Duration::from_secs(Self::MAX_REFILL_YEARS * 365 * 86_400) {
-            return Err(Error::config(format!(
-                "invalid burst for CL.THROTTLE: at {quota} a burst of {burst} refills in more than {} years; use a \
-                 smaller burst",
-                Self::MAX_REFILL_YEARS
-            )));
-        }
-        Ok(rate)
+        let problem = if period.subsec_nanos() != 0 || period.is_zero() {
+            format!(
+                "quota for CL.THROTTLE: the period of {quota} is not whole seconds; use whole seconds, as in 10 per second \
+                 instead of 1 per 100ms"
+            )
+        } else if rate.count == 0 {
+            "quota for CL.THROTTLE: it is zero; use `Redis` for a limit of zero".to_owned()
+        } else if burst == 0 {
+            "burst: it is zero; use at least 1".to_owned()
+        } else if rate.count > rate.seconds.saturating_mul(Self::SECOND) {
+            // The module computes the remaining requests from microseconds, so one request must take at least one.
+            format!("quota for CL.THROTTLE: {quota} is above one request per microsecond; use a lower rate")
+        } else if rate.refill_time(burst) > Duration::from_secs(Self::MAX_REFILL_YEARS * 365 * 86_400) {
+            let years = Self::MAX_REFILL_YEARS;
+            format!(
+                "burst for CL.THROTTLE: at {quota} a burst of {burst} refills in more than {years} years; use a smaller burst"
+            )
+        } else {
+            return Ok(rate);
+        };
+        Err(Error::config(format!("invalid {problem}")))
     }
 
     /// Returns the command for a key and a quantity.

@@ -80,7 +80,7 @@ impl Batch {
                 OperationKind::Hold(_, template, Some(pending)) => {
                     push(template, &operation.numbers(template, Some(pending.ids()), &mut id_keys));
                 }
-                OperationKind::Hold(..) => {}
+                OperationKind::Hold(..) | OperationKind::Command(_) => {}
                 OperationKind::Update(update) => {
                     if let Some(numbers) = update.encode() {
                         push(&update.target.entry.template, &numbers);

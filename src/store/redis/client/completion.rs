@@ -3,6 +3,7 @@ use std::future::Future;
 use std::pin::pin;
 
 use futures_util::future::{Either, select};
+use redis::Value;
 use tokio::sync::oneshot;
 
 use super::operation::QueuedOperation;
@@ -22,6 +23,9 @@ pub(crate) enum Completion {
     SessionExpired,
     /// The request repeats an id, and is not decided yet.
     Repeated(Repeated),
+    /// The reply to a command.
+    #[cfg_attr(not(feature = "redis-cell"), allow(dead_code, reason = "only `RedisCell` sends commands"))]
+    Replied(Value),
     /// An operation without a value has succeeded.
     Done,
 }
@@ -67,7 +71,7 @@ pub(super) async fn reply_of(reply: oneshot::Receiver<OperationResult>) -> Opera
 }
 
 /// The worker task ended before it completed the operation.
-pub(super) fn reply_lost() -> Error {
+pub(crate) fn reply_lost() -> Error {
     Error::unavailable(
         "the call to Redis was lost: its worker task ended, and the cost may have been charged; see the log for a \
          panic message",

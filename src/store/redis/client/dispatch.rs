@@ -1,5 +1,6 @@
 //! One call: sends a batch of operations, and completes them.
 
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +10,9 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::batch::{Batch, LatestStart, ScriptRun};
+use super::completion::Completion;
 use super::config::ClientConfig;
-use super::operation::QueuedOperation;
+use super::operation::{OperationKind, QueuedOperation};
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::observe::ShedCause;
@@ -73,6 +75,8 @@ pub(super) async fn execute(
     let results: Vec<Result<Option<ScriptRun>, Failure>> = if health.server.is_cluster() {
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
+    } else if let Some(OperationKind::Command(_)) = operations.first().map(|operation| &operation.kind) {
+        join_all(operations.into_iter().map(|operation| send_command(&route, operation))).await
     } else {
         match new_batch(config, operations, latest_start) {
             Some(batch) => vec![send(&route, 0, batch, TryAgain::Fail).await.0],
@@ -165,7 +169,19 @@ async fn send(
     try_again: TryAgain,
 ) -> (Result<Option<ScriptRun>, Failure>, Vec<QueuedOperation>) {
     let config = route.config;
-    let failure = match call_until_given_up(route, slot, &batch, try_again).await {
+    let calling = async {
+        loop {
+            match call_script(route, slot, &batch).await {
+                Err(error)
+                    if is_try_again(&error) && try_again == TryAgain::Wait && Instant::now() < route.deadline() =>
+                {
+                    sleep(TRYAGAIN_DELAY).await;
+                }
+                result => return result,
+            }
+        }
+    };
+    let failure = match until_given_up(route, calling).await {
         Some(Ok((reply, sent_at))) => {
             batch.limits.set_loaded();
             let run = batch.complete(&reply, sent_at).map(Some);
@@ -184,25 +200,28 @@ async fn send(
     (Err(failure), Vec::new())
 }
 
-/// Sends a batch, and waits for the reply. Returns the reply and the time of sending, or `None` if no reply comes.
-async fn call_until_given_up(
-    route: &Route<'_>,
-    slot: u16,
-    batch: &Batch,
-    try_again: TryAgain,
-) -> Option<Result<(Value, Instant), RedisError>> {
-    let (config, deadline) = (route.config, route.deadline());
-    let mut call = pin!(async {
-        loop {
-            match call_script(route, slot, batch).await {
-                Err(error) if is_try_again(&error) && try_again == TryAgain::Wait && Instant::now() < deadline => {
-                    sleep(TRYAGAIN_DELAY).await;
-                }
-                result => return result,
-            }
+/// Sends a command, and completes its operation with the reply.
+async fn send_command(route: &Route<'_>, operation: QueuedOperation) -> Result<Option<ScriptRun>, Failure> {
+    let OperationKind::Command(command) = &operation.kind else { return Ok(None) };
+    let failure = match until_given_up(route, route.connection.call(0, Arc::clone(command))).await {
+        Some(Ok(reply)) => {
+            operation.complete(Ok(Completion::Replied(reply)));
+            return Ok(None);
         }
-    });
-    if let Ok(reply) = timeout_at(deadline, &mut call).await {
+        Some(Err(error)) => Failure::of("the call", error, route.config.health.server.describe()),
+        None => Failure::unusable(Error::unavailable(route.config.timeout_message())),
+    };
+    operation.fail(&failure);
+    Err(failure)
+}
+
+/// Waits for the reply of a call. Returns `None` if no reply comes.
+async fn until_given_up<T>(
+    route: &Route<'_>,
+    call: impl Future<Output = Result<T, RedisError>>,
+) -> Option<Result<T, RedisError>> {
+    let (config, mut call) = (route.config, pin!(call));
+    if let Ok(reply) = timeout_at(route.deadline(), &mut call).await {
         return Some(reply);
     }
     // The breaker counts the call now. A late reply resets the count.

@@ -36,8 +36,8 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-pub(crate) use self::completion::{Completion, OperationResult, by_deadline};
-use self::completion::{reply_lost, reply_of};
+use self::completion::reply_of;
+pub(crate) use self::completion::{Completion, OperationResult, by_deadline, reply_lost};
 pub(crate) use self::config::{ClientConfig, ServerClock};
 use self::dispatch::execute;
 pub(crate) use self::hold::LeaseSender;
@@ -81,7 +81,7 @@ impl Client {
     ) -> Result<LimiterFuture<T>, Error> {
         self.submit(operation, true, |completion| match completion {
             Completion::Decided(decision, _) => Ok(decision.into()),
-            Completion::SessionExpired | Completion::Repeated(_) | Completion::Done => Err(reply_lost()),
+            _ => Err(reply_lost()),
         })
     }
 
@@ -93,7 +93,8 @@ impl Client {
         LimiterFuture::of_result(self.submit(operation, false, |_| Ok(())))
     }
 
-    fn submit<T: Send + 'static>(
+    /// Queues an operation, and reads its result.
+    pub(crate) fn submit<T: Send + 'static>(
         &self,
         operation: impl FnOnce(oneshot::Sender<OperationResult>) -> Result<QueuedOperation, Error>,
         is_decision: bool,

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use redis::Cmd;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -52,6 +53,9 @@ pub(crate) enum OperationKind {
     Lease(Box<LeaseRenewal>),
     /// Changes of one limit's state each: charge, set, block, reset.
     Mutate(Vec<Arc<OperationTemplate>>),
+    /// A command in place of a step of the script. All operations of its batch are commands.
+    #[cfg_attr(not(feature = "redis-cell"), allow(dead_code, reason = "only `RedisCell` sends commands"))]
+    Command(Arc<Cmd>),
 }
 
 impl OperationTarget {

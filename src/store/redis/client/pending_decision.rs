@@ -144,7 +144,7 @@ impl Client {
                         template = request.template(conflicts < PendingDecision::MAX_CONFLICTS, Vec::new());
                     }
                     Completion::SessionExpired if !has_lost_session => has_lost_session = true,
-                    Completion::SessionExpired | Completion::Done => {
+                    Completion::SessionExpired | Completion::Replied(_) | Completion::Done => {
                         return Err(Error::unavailable(
                             "hold failed: Redis has lost the process's session on the key twice; retry",
                         ));

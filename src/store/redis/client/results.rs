@@ -53,6 +53,7 @@ impl QueuedOperation {
             OperationKind::Update(update) => self.read_update(*update, reply, replay),
             OperationKind::Settle(_) => self.read_settlement(reply, replay),
             OperationKind::Lease(renewal) => self.read_lease(*renewal, reply, replay),
+            OperationKind::Command(_) => None,
             OperationKind::Mutate(templates) => {
                 // All replies, also after an invalid state: those to the next operation come behind them.
                 let values = templates.iter().map(|_| reply.next_i64()).collect::<Option<Vec<i64>>>()?;

@@ -4,7 +4,7 @@ mod address;
 mod connector;
 mod credentials;
 mod failure;
-#[cfg(any(feature = "bb8", feature = "redis-cell"))]
+#[cfg(feature = "bb8")]
 mod opening;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
@@ -22,7 +22,7 @@ pub(crate) use self::connector::{Connection, Connector, connect_timeout};
 pub use self::credentials::RedisCredentials;
 pub(crate) use self::credentials::{CredentialsProvider, ProviderError};
 pub(crate) use self::failure::{Failure, no_runtime, runtime_ends};
-#[cfg(any(feature = "bb8", feature = "redis-cell"))]
+#[cfg(feature = "bb8")]
 pub(crate) use self::opening::Opening;
 #[cfg(feature = "redis-sentinel")]
 pub(crate) use self::sentinel::SentinelConnector;
