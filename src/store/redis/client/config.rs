@@ -20,8 +20,12 @@ pub(crate) struct ClientConfig {
 impl ClientConfig {
     /// Returns the message of a call without a reply.
     pub(super) fn timeout_message(&self) -> String {
-        let effect = "the cost may have been charged, or be held until the hold expires";
-        self.health.timeout_message(self.deadline, effect)
+        format!(
+            "the call to Redis ({}) failed: no reply within the deadline of {:?}, and the cost may have been charged, or be \
+             held until the hold expires; raise `deadline` or check the server",
+            self.health.server.describe(),
+            self.deadline
+        )
     }
 }
 

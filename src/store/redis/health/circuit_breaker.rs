@@ -5,13 +5,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::Error;
+use crate::store::inner::micros_floor;
 use crate::store::redis::random_id::random_id;
 
 /// Stops calls to a node that does not respond.
 ///
 /// The breaker opens after [`MAX_FAILURES`](Self::MAX_FAILURES) consecutive failures. While it is open, calls fail at once,
 /// but for one call in [`TRIAL_INTERVAL`](Self::TRIAL_INTERVAL), which tests the node. The first call that the node answers
-/// closes the breaker. The processes of a service choose different times for their trials.
+/// closes the breaker.
 ///
 /// A failure counts only if its call started after the previous counted failure was recorded. Calls that were in flight
 /// together thus count as one failure. Otherwise one stall, or one lost connection, would open the breaker: many calls
@@ -27,8 +28,6 @@ struct BreakerState {
     counted_at: Option<Instant>,
     last_cause: Option<Error>,
     next_trial: Instant,
-    /// From a half to one and a half intervals between two trials.
-    trial_interval: Duration,
 }
 
 impl CircuitBreaker {
@@ -38,13 +37,8 @@ impl CircuitBreaker {
     pub(crate) const TRIAL_INTERVAL: Duration = Duration::from_millis(200);
 
     pub(super) fn new() -> Self {
-        let state = BreakerState {
-            consecutive_failures: 0,
-            counted_at: None,
-            last_cause: None,
-            next_trial: Instant::now(),
-            trial_interval: Self::TRIAL_INTERVAL,
-        };
+        let state =
+            BreakerState { consecutive_failures: 0, counted_at: None, last_cause: None, next_trial: Instant::now() };
         Self { open: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
@@ -59,7 +53,7 @@ impl CircuitBreaker {
         let mut state = self.lock();
         let now = Instant::now();
         if now >= state.next_trial {
-            state.next_trial = now + state.trial_interval;
+            state.next_trial = now + Self::trial_interval();
             return Ok(());
         }
         let error = Error::unavailable(
@@ -90,11 +84,14 @@ impl CircuitBreaker {
         state.consecutive_failures = state.consecutive_failures.saturating_add(1);
         let opens = state.consecutive_failures >= Self::MAX_FAILURES && !self.open.swap(true, Ordering::AcqRel);
         if opens {
-            let micros = u64::try_from(Self::TRIAL_INTERVAL.as_micros()).unwrap_or(u64::MAX).max(1);
-            state.trial_interval = Self::TRIAL_INTERVAL / 2 + Duration::from_micros(random_id() % micros);
-            state.next_trial = now + state.trial_interval;
+            state.next_trial = now + Self::trial_interval();
         }
         opens
+    }
+
+    /// From a half to one and a half intervals: the processes of a service choose different times for their trials.
+    fn trial_interval() -> Duration {
+        Self::TRIAL_INTERVAL / 2 + Duration::from_micros(random_id() % micros_floor(Self::TRIAL_INTERVAL))
     }
 
     fn lock(&self) -> MutexGuard<'_, BreakerState> {

@@ -1,5 +1,4 @@
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -67,15 +66,6 @@ impl ServerHealth {
         if !error.is_config() && node.breaker.failure(started_at, error) {
             self.observers.emit_in_task(|| Event::Breaker { store: &self.limiter, error: Some(error) });
         }
-    }
-
-    /// Returns the message of a call without a reply. `effect` is what the server may have done.
-    pub(crate) fn timeout_message(&self, deadline: Duration, effect: &str) -> String {
-        format!(
-            "the call to Redis ({}) failed: no reply within the deadline of {deadline:?}, and {effect}; raise `deadline` or \
-             check the server",
-            self.server.describe()
-        )
     }
 
     /// Emits an event for a call with `size` operations, if an observer existed when the call started.
