@@ -2,8 +2,6 @@
 
 #[cfg(feature = "redis-cluster")]
 mod connection;
-#[cfg(feature = "redis-cluster")]
-mod connector;
 mod slot;
 #[cfg(feature = "redis-cluster")]
 mod slot_map;
