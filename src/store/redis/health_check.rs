@@ -12,7 +12,6 @@ use super::limiter_state::LimiterState;
 use super::random_id::random_id;
 use super::script::{LimitInfo, Operation};
 use crate::decision::AcquireOptions;
-use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::store::inner::{micros_floor, runtime::sleep};
 
@@ -124,22 +123,17 @@ impl<Key: ?Sized> LimiterState<Key> {
     /// Returns random keys whose slot the node serves. `None` if none are found.
     fn probe_target(&self, node: usize) -> Option<OperationTarget> {
         let server = &self.client.config.health.server;
-        (0..MAX_TRIES).map(|_| self.random_target()).find(|target| server.node_of_slot(target.slot()) == node)
+        let mut targets = (0..MAX_TRIES).filter_map(|_| self.random_target().ok());
+        targets.find(|target| server.node_of_slot(target.slot()) == node)
     }
 
-    fn random_target(&self) -> OperationTarget {
+    fn random_target(&self) -> Result<OperationTarget, Error> {
         let name = format!("health-check-{:x}", random_id());
         let tag = self.has_hash_tag().then_some(&*name);
-        let (mut names, mut key_offsets) = (KeyWriter::with_capacity(64), Vec::new());
         // The script needs a key in any case.
         let named: Vec<_> = self.probed_limits().map(|(index, _)| index).chain(self.blocked_limit()).collect();
-        for index in 0..self.limits().len() {
-            if named.contains(&index) || named.is_empty() && index == 0 {
-                self.key_format.append(index, tag, &mut names, |writer| writer.bytes(name.as_bytes()));
-            }
-            key_offsets.push(names.names_len());
-        }
-        self.target_of((names.into_names().into_bytes(), key_offsets), Vec::new())
+        let applies = |limit| named.contains(&limit) || named.is_empty() && limit == 0;
+        self.target_of(tag, Vec::new(), applies, |_, writer| writer.bytes(name.as_bytes()))
     }
 }
 

@@ -53,7 +53,7 @@ impl<Key: ?Sized> LimiterState<Key> {
     fn count_demand(&self, leases: &Arc<LeaseBook>, key: &Key, parts: &[LeasePart]) {
         let new_lease = |limit: usize| {
             let target = self.target(key, Vec::new()).ok()?;
-            let quota = leases.quota(limit, self.limit_fns[limit].0.algorithm(key))?;
+            let quota = leases.quota(limit, self.limit_fns[limit].0.own_algorithm(key))?;
             Some((target.key(limit).into(), quota))
         };
         if leases.count_demand(parts, new_lease) {

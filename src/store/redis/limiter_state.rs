@@ -124,49 +124,12 @@ impl<Key: ?Sized> LimiterState<Key> {
         if self.limit_fns[index].0.applies_to(key) { Ok(index) } else { Err(Error::does_not_apply(name)) }
     }
 
-    /// Returns the keys of all limits, concatenated, and where each ends. The key of a limit that does not apply is empty.
-    pub(super) fn encode(&self, key: &Key) -> Result<(Vec<u8>, Vec<usize>), Error> {
-        let tag = self.hash_tag.as_ref().map(|hash_tag| {
-            let mut writer = KeyWriter::new();
-            hash_tag(key, &mut writer);
-            writer
-        });
-        let tag = tag.as_ref().map(KeyWriter::as_str);
-        if tag == Some("") {
-            return Err(Error::config(
-                "the decision was not sent: `slot_by` returned an empty value, which selects no cluster slot; return a \
-                 part of the key that is never empty",
-            ));
-        }
-        let mut names = KeyWriter::with_capacity(64 * self.limit_fns.len());
-        let mut offsets = Vec::with_capacity(self.limit_fns.len());
-        for (index, RedisLimit(limit)) in self.limit_fns.iter().enumerate() {
-            if !limit.applies_to(key) {
-                offsets.push(names.names_len());
-                continue;
-            }
-            let mut is_empty = false;
-            self.key_format.append(index, tag, &mut names, |writer| {
-                limit.encode(key, writer);
-                is_empty = writer.as_str().is_empty();
-            });
-            if tag.is_some() && is_empty {
-                return Err(Error::config(
-                    "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit a \
-                     limiter of its own, and combine the two with `limiter::Chained`",
-                ));
-            }
-            offsets.push(names.names_len());
-        }
-        Ok((names.into_names().into_bytes(), offsets))
-    }
-
     /// Returns for each limit the algorithm for this key. Empty if no limit's algorithm depends on the key.
     pub(super) fn algorithms(&self, key: &Key) -> Vec<OwnAlgorithm> {
         if self.limits().iter().all(|limit| limit.fixed_algorithm.is_some()) {
             return Vec::new();
         }
-        self.limit_fns.iter().map(|limit| limit.0.algorithm(key)).collect()
+        self.limit_fns.iter().map(|limit| limit.0.own_algorithm(key)).collect()
     }
 
     /// The run time of one step of all limits in the script.
@@ -238,19 +201,52 @@ impl<Key: ?Sized> LimiterState<Key> {
         Some(Arc::new(info.template(limit, operation, algorithm, cost, arg1)))
     }
 
-    /// Returns the limits and keys of an operation.
+    /// Returns the limits and keys of an operation. The key of a limit that does not apply is empty.
     pub(super) fn target(&self, key: &Key, algorithms: Vec<OwnAlgorithm>) -> Result<OperationTarget, Error> {
-        Ok(self.target_of(self.encode(key)?, algorithms))
+        let tag = self.hash_tag.as_ref().map(|hash_tag| {
+            let mut writer = KeyWriter::new();
+            hash_tag(key, &mut writer);
+            writer
+        });
+        let tag = tag.as_ref().map(KeyWriter::as_str);
+        if tag == Some("") {
+            return Err(Error::config(
+                "the decision was not sent: `slot_by` returned an empty value, which selects no cluster slot; return a \
+                 part of the key that is never empty",
+            ));
+        }
+        let applies = |limit: usize| self.limit_fns[limit].0.applies_to(key);
+        self.target_of(tag, algorithms, applies, |limit, writer| self.limit_fns[limit].0.encode(key, writer))
     }
 
-    /// Returns the target of an operation on keys with these names, which have no algorithms of their own.
+    /// Returns the target of an operation on the limits that apply. `encode` writes the sub-key of a limit.
     pub(super) fn target_of(
         &self,
-        (keys, key_offsets): (Vec<u8>, Vec<usize>),
+        tag: Option<&str>,
         algorithms: Vec<OwnAlgorithm>,
-    ) -> OperationTarget {
-        let weight = self.weight(&algorithms);
-        OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight }
+        applies: impl Fn(usize) -> bool,
+        encode: impl Fn(usize, &mut KeyWriter),
+    ) -> Result<OperationTarget, Error> {
+        let count = self.limit_fns.len();
+        let (mut names, mut key_offsets) = (KeyWriter::with_capacity(64 * count), Vec::with_capacity(count));
+        for limit in 0..count {
+            if applies(limit) {
+                let mut is_empty = false;
+                self.key_format.append(limit, tag, &mut names, |writer| {
+                    encode(limit, writer);
+                    is_empty = writer.as_str().is_empty();
+                });
+                if tag.is_some() && is_empty {
+                    return Err(Error::config(
+                        "the decision was not sent: `slot_by` cannot spread a limit on all keys together; make the limit \
+                         a limiter of its own, and combine the two with `limiter::Chained`",
+                    ));
+                }
+            }
+            key_offsets.push(names.names_len());
+        }
+        let (keys, weight) = (names.into_names().into_bytes(), self.weight(&algorithms));
+        Ok(OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight })
     }
 
     pub(super) fn has_hash_tag(&self) -> bool {

@@ -16,7 +16,6 @@
 //! | `limiter_state`, `leased_decision`, `health_check`, `limiter`, `builder` | `Redis` |
 //! | `cell` | `RedisCell`, over the command CL.THROTTLE |
 
-mod bound_limit;
 mod builder;
 #[cfg(feature = "redis-cell")]
 mod cell;
