@@ -115,7 +115,7 @@ impl Batch {
         for template in templates {
             template.encode(&mut input, &mut calendars);
         }
-        input.extend_from_slice(steps);
+        input.extend_from_slice(&steps);
         Self {
             operations,
             limits,

@@ -3,66 +3,57 @@ pub(crate) const NO_KEY: u16 = u16::MAX;
 
 /// Encodes the steps of a batch. Equal consecutive steps become one step with a repeat count.
 pub(crate) struct StepEncoder {
-    encoded: Vec<u8>,
-    /// The own numbers of the steps alone.
-    numbers: Vec<u8>,
-    previous: Vec<u16>,
-    step: Vec<u16>,
-    /// Where the own numbers of the last step start in `numbers`.
-    last_numbers: usize,
-    count: usize,
-    /// Whether each step is on the key of its index, and not repeated.
-    in_order: bool,
+    limits: usize,
+    /// Of each step the number of its template, and for each limit the number of its key.
+    headers: Vec<u16>,
+    /// The own numbers of all steps, and where those of each step end.
+    numbers: Vec<f64>,
+    ends: Vec<usize>,
+    repeats: Vec<u16>,
 }
 
 impl StepEncoder {
     pub(crate) fn new(limits: usize) -> Self {
-        Self {
-            encoded: Vec::new(),
-            numbers: Vec::new(),
-            previous: Vec::new(),
-            step: Vec::with_capacity(limits + 1),
-            last_numbers: 0,
-            count: 0,
-            in_order: true,
-        }
+        Self { limits, headers: Vec::new(), numbers: Vec::new(), ends: Vec::new(), repeats: Vec::new() }
     }
 
     /// Adds a step: the index of its template, for each limit the index of its key, and its own numbers.
     pub(crate) fn push(&mut self, template: usize, key_indices: &[u16], numbers: &[f64]) {
-        self.step.clear();
-        self.step.push(u16::try_from(template + 1).unwrap_or(u16::MAX));
+        let header = self.headers.len();
+        self.headers.push(u16::try_from(template + 1).unwrap_or(u16::MAX));
         // `NO_KEY` wraps to 0.
-        self.step.extend(key_indices.iter().map(|index| index.wrapping_add(1)));
-        let start = self.numbers.len();
-        for number in numbers {
-            push_f64(*number, &mut self.numbers);
-        }
-        if self.step == self.previous && self.numbers[self.last_numbers..start] == self.numbers[start..] {
-            self.numbers.truncate(start);
+        self.headers.extend(key_indices.iter().map(|index| index.wrapping_add(1)));
+        if let Some(repeats) = self.repeats.last_mut()
+            && self.headers[header - self.limits - 1..header] == self.headers[header..]
+            && self.numbers[self.ends.iter().nth_back(1).copied().unwrap_or(0)..] == *numbers
+        {
             // A batch has fewer operations than a `u16` counts.
-            let repeats = self.encoded.len() - (start - self.last_numbers) - 2;
-            let count = u16::from_le_bytes([self.encoded[repeats], self.encoded[repeats + 1]]) + 1;
-            self.encoded[repeats..repeats + 2].copy_from_slice(&count.to_le_bytes());
-            self.in_order = false;
+            *repeats += 1;
+            self.headers.truncate(header);
             return;
         }
-        for number in self.step.iter().chain(&[1]) {
-            self.encoded.extend_from_slice(&number.to_le_bytes());
-        }
-        self.encoded.extend_from_slice(&self.numbers[start..]);
-        self.last_numbers = start;
-        // A key may be known to the batch without a step: an update that carries nothing.
-        self.in_order &= key_indices.first().is_some_and(|key| usize::from(*key) == self.count);
-        self.count += 1;
-        self.previous.clone_from(&self.step);
+        self.numbers.extend_from_slice(numbers);
+        self.ends.push(self.numbers.len());
+        self.repeats.push(1);
     }
 
     /// Returns the number of encoded steps, without repeats, and the steps. If each of these keys has one step, in the order
     /// of the keys: 0, and the own numbers of the steps.
-    pub(crate) fn encoded(&self, keys: usize) -> (usize, &[u8]) {
-        let is_plain = self.previous.len() == 2 && self.count == keys && self.in_order;
-        if is_plain { (0, &self.numbers) } else { (self.count, &self.encoded) }
+    pub(crate) fn encoded(&self, keys: usize) -> (usize, Vec<u8>) {
+        let steps = self.headers.chunks(self.limits + 1).zip(&self.repeats);
+        // A key may be known to the batch without a step: an update that carries nothing.
+        let is_in_order =
+            |(index, (header, repeats)): (usize, (&[u16], &u16))| *repeats == 1 && usize::from(header[1]) == index + 1;
+        let is_plain = self.limits == 1 && self.repeats.len() == keys && steps.clone().enumerate().all(is_in_order);
+        let (mut encoded, mut start) = (Vec::with_capacity(self.headers.len() * 4 + self.numbers.len() * 8), 0);
+        for ((header, repeats), &end) in steps.zip(&self.ends) {
+            if !is_plain {
+                header.iter().chain([repeats]).for_each(|number| encoded.extend_from_slice(&number.to_le_bytes()));
+            }
+            self.numbers[start..end].iter().for_each(|number| push_f64(*number, &mut encoded));
+            start = end;
+        }
+        (if is_plain { 0 } else { self.repeats.len() }, encoded)
     }
 }
 
@@ -119,6 +110,6 @@ mod tests {
         let step = |repeats: u16, number: f64| {
             [&[1_u16, 1, repeats].map(u16::to_le_bytes).concat()[..], &number.to_le_bytes()].concat()
         };
-        assert_eq!(encoder.encoded(1), (2, &[step(2, 1.0), step(1, 2.0)].concat()[..]));
+        assert_eq!(encoder.encoded(1), (2, [step(2, 1.0), step(1, 2.0)].concat()));
     }
 }
