@@ -1,12 +1,95 @@
+//! Which nodes respond: a circuit breaker per node.
+//!
+//! Calls that a node did not answer open its breaker. While the breaker is open, operations fail at once, but for one call in
+//! 200 ms, which tests the node.
+
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::connect::{Connector, Failure};
+use super::random_id::random_id;
 use crate::error::Error;
-use crate::store::inner::micros_floor;
-use crate::store::redis::random_id::random_id;
+use crate::observe::{Event, ShedCause};
+use crate::store::inner::{Observers, micros_floor};
+
+/// The server of one limiter, and the state of its nodes.
+pub(crate) struct ServerHealth {
+    /// The limiter's name in events.
+    pub(crate) limiter: String,
+    pub(crate) server: Arc<dyn Connector>,
+    pub(crate) observers: Observers,
+    first_node: Arc<NodeState>,
+    /// Created on first use. Only a cluster has more than one node.
+    other_nodes: RwLock<Vec<Arc<NodeState>>>,
+}
+
+/// The state of one Redis node. Each node has its own, so a dead node does not delay the calls to others.
+pub(crate) struct NodeState {
+    pub(crate) index: usize,
+    pub(crate) breaker: CircuitBreaker,
+}
+
+impl NodeState {
+    fn new(index: usize) -> Self {
+        Self { index, breaker: CircuitBreaker::new() }
+    }
+}
+
+impl ServerHealth {
+    pub(crate) fn new(limiter: String, server: Arc<dyn Connector>, observers: Observers) -> Self {
+        Self { limiter, server, observers, first_node: Arc::new(NodeState::new(0)), other_nodes: RwLock::default() }
+    }
+
+    pub(crate) fn node(&self, index: usize) -> Arc<NodeState> {
+        let Some(other) = index.checked_sub(1) else { return Arc::clone(&self.first_node) };
+        if let Some(node) = self.other_nodes.read().unwrap_or_else(PoisonError::into_inner).get(other) {
+            return Arc::clone(node);
+        }
+        let mut others = self.other_nodes.write().unwrap_or_else(PoisonError::into_inner);
+        while others.len() <= other {
+            let node = Arc::new(NodeState::new(others.len() + 1));
+            others.push(node);
+        }
+        Arc::clone(&others[other])
+    }
+
+    /// Records the end of a call that started at `started_at`. A failure to which the server responded shows that the node
+    /// works.
+    pub(crate) fn record_end(&self, node: &NodeState, started_at: Instant, failure: Option<&Failure>) {
+        if let Some(failure) = failure.filter(|failure| !failure.server_responded) {
+            self.record_failure(node, started_at, &failure.error);
+        } else if node.breaker.success() {
+            self.observers.emit_in_task(|| Event::Breaker { store: &self.limiter, error: None });
+        }
+    }
+
+    /// Records that a node did not respond to a call that started at `started_at`.
+    ///
+    /// A misconfigured runtime is not a failure of the node: other runtimes may use the same limiter.
+    pub(crate) fn record_failure(&self, node: &NodeState, started_at: Instant, error: &Error) {
+        if !error.is_config() && node.breaker.failure(started_at, error) {
+            self.observers.emit_in_task(|| Event::Breaker { store: &self.limiter, error: Some(error) });
+        }
+    }
+
+    /// Emits an event for a call with `size` operations, if an observer existed when the call started.
+    pub(crate) fn record_call(&self, size: usize, started_at: Option<std::time::Instant>, error: Option<&Error>) {
+        if let Some(started_at) = started_at {
+            let store = &self.limiter;
+            self.observers.emit_in_task(|| Event::Batch { store, size, elapsed: started_at.elapsed(), error });
+        }
+    }
+
+    /// Emits an event for decisions that were dropped uncharged, because they could not be answered in time.
+    pub(crate) fn record_shed(&self, cause: ShedCause, count: usize) {
+        if count > 0 {
+            self.observers.emit_in_task(|| Event::Shed { store: &self.limiter, cause, count });
+        }
+    }
+}
 
 /// Stops calls to a node that does not respond.
 ///
@@ -36,7 +119,7 @@ impl CircuitBreaker {
     /// The mean time between two trials.
     pub(crate) const TRIAL_INTERVAL: Duration = Duration::from_millis(200);
 
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         let state =
             BreakerState { consecutive_failures: 0, counted_at: None, last_cause: None, next_trial: Instant::now() };
         Self { open: AtomicBool::new(false), state: Mutex::new(state) }
@@ -66,14 +149,14 @@ impl CircuitBreaker {
     }
 
     /// Records a response. Returns whether that closed the breaker.
-    pub(super) fn success(&self) -> bool {
+    fn success(&self) -> bool {
         let mut state = self.lock();
         (state.consecutive_failures, state.counted_at, state.last_cause) = (0, None, None);
         self.open.swap(false, Ordering::AcqRel)
     }
 
     /// Records a call without a response that started at `started_at`. Returns whether that opened the breaker.
-    pub(super) fn failure(&self, started_at: Instant, error: &Error) -> bool {
+    fn failure(&self, started_at: Instant, error: &Error) -> bool {
         let mut state = self.lock();
         state.last_cause = Some(error.clone());
         if state.counted_at.is_some_and(|counted_at| started_at <= counted_at) && !mistake!(EachCallInFlightCounts) {
