@@ -30,13 +30,9 @@ impl SlotMap {
 
     /// The nodes that serve at least one slot.
     pub(super) fn slot_owners(&self) -> Vec<&NodeAddress> {
-        let mut owns = vec![false; self.nodes.len()];
-        for &owner in &self.owners {
-            if let Some(owns) = owns.get_mut(usize::from(owner)) {
-                *owns = true;
-            }
-        }
-        self.nodes.iter().zip(owns).filter_map(|(node, owns)| owns.then_some(node)).collect()
+        let owns = |index: usize| self.owners.iter().any(|owner| usize::from(*owner) == index);
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter(|(index, _)| owns(*index)).map(|(_, node)| node).collect()
     }
 
     /// Returns the index of a node, and adds the node if it is new.
