@@ -9,7 +9,7 @@ use super::limits::{INLINE_LIMITS, MemoryLimits};
 use super::part::Part;
 use super::table::TableFull;
 use super::transaction::{LimitStep, Transaction};
-use super::transaction_limit::{AcquireContext, NotDecided, TransactionLimit, read_clock};
+use super::transaction_limit::{AcquireContext, NotDecided, read_clock};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Decision, Verdict};
 use crate::error::Error;
@@ -30,7 +30,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         // Released if nothing is decided, or if an algorithm panics.
         let mut held = ReleaseOnDrop::new(None);
         if not_decided == NotDecided::NotApplicable {
-            let has_flights = self.shared.any_limit(|limit| limit.info().is_held_until_end());
+            let has_flights = L::has_flights(&self.shared.tables);
             if !options.keeps_guard && has_flights {
                 return Err(Error::guard_not_kept());
             }
@@ -48,12 +48,14 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
             return Ok(self.outcome(options, decision, held.into_held(), None));
         }
         let (decision, entries) = self.shared.acquire(context);
-        if let Some(held) = held.held_mut() {
+        // The limits may have been replaced meanwhile by some that hold.
+        let mut held = held.into_held().or_else(|| (!entries.is_empty()).then(|| self.guard(options, &[])));
+        if let Some(held) = &mut held {
             for entry in entries {
                 held.add(entry);
             }
         }
-        Ok(self.outcome(options, decision, held.into_held(), None))
+        Ok(self.outcome(options, decision, held, None))
     }
 
     /// Checks that a limit names each unit of the options.
@@ -133,12 +135,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Shared<Key, L> {
             capacity_released(ended.into_iter().map(limit_id));
         }
         decided
-    }
-
-    pub(super) fn any_limit(&self, is_such: fn(&dyn TransactionLimit<Key>) -> bool) -> bool {
-        let mut any = false;
-        L::for_each(&self.tables, &mut |limit| any |= is_such(limit));
-        any
     }
 }
 

@@ -43,6 +43,9 @@ pub trait MemoryLimits<Key: ?Sized>: Sized {
     fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(Option<&PartList<'_>>));
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>));
+
+    /// Returns whether a limit counts requests in flight.
+    fn has_flights(tables: &Self::Tables) -> bool;
 }
 
 impl<Key, L> MemoryLimits<Key> for L
@@ -81,6 +84,10 @@ where
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>)) {
         f(tables);
+    }
+
+    fn has_flights(_: &Self::Tables) -> bool {
+        <L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END
     }
 }
 
@@ -182,9 +189,7 @@ macro_rules! tuple {
                 held: Option<&mut Held>,
             ) -> Option<Decision> {
                 // Without holds: row "shadow" of benches/figures.md, 1.5 times as long by the chain.
-                let holds = context.options.hold
-                    $(|| <$L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END)+;
-                if !holds {
+                if !context.options.hold && !<Self as MemoryLimits<Key>>::has_flights(tables) {
                     let charged = (|| Ok::<_, ()>(charge_plain!(true, tables, context, (),
                         $($limit $keys $charged $index),+)))();
                     let (now, ($($charged,)+)) = charged.ok()?;
@@ -204,6 +209,10 @@ macro_rules! tuple {
 
             fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>)) {
                 $(f(&tables.$index);)+
+            }
+
+            fn has_flights(_: &Self::Tables) -> bool {
+                false $(|| <$L::Selector as AlgorithmSelector>::Algorithm::HELD_UNTIL_END)+
             }
         }
     };

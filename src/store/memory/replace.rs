@@ -103,20 +103,26 @@ type DynLimitTable<Key> = Arc<dyn TransactionLimit<Key>>;
 /// The present limits.
 #[allow(missing_debug_implementations, reason = "hidden, behind the limiter")]
 pub struct DynLimits<Key: ?Sized> {
-    now: ArcSwap<Vec<DynLimitTable<Key>>>,
+    now: ArcSwap<Present<Key>>,
     /// Serialises replacements: each takes over the tables of the one before.
     replace_lock: Mutex<()>,
     capacity: Capacity,
+}
+
+struct Present<Key: ?Sized> {
+    tables: Vec<DynLimitTable<Key>>,
+    /// A limit counts requests in flight.
+    has_flights: bool,
 }
 
 impl<Key: ?Sized + 'static> DynLimits<Key> {
     /// Replaces the limits. A limit with the name and the type of a previous one takes over its table.
     pub(super) fn replace(&self, limits: Vec<DynLimit<Key>>) -> Result<(), Error> {
         let _one = self.replace_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let tables = build(limits, self.capacity, &self.now.load_full())?;
+        let present = build(limits, self.capacity, &self.now.load_full().tables)?;
         // Decisions under way finish with the limits that they have loaded. Kept tables are shared, so their charges
         // count.
-        self.now.store(Arc::new(tables));
+        self.now.store(Arc::new(present));
         Ok(())
     }
 }
@@ -125,14 +131,16 @@ fn build<Key: ?Sized>(
     limits: Vec<DynLimit<Key>>,
     capacity: Capacity,
     previous: &[DynLimitTable<Key>],
-) -> Result<Vec<DynLimitTable<Key>>, Error> {
+) -> Result<Present<Key>, Error> {
     let facts: Vec<_> = limits.iter().map(|limit| limit.0.facts()).collect();
     let shares = if limits.is_empty() && capacity.allow_no_limits { None } else { check_limits(&facts)? };
     let build = |limit: DynLimit<Key>| {
         let previous = previous.iter().find(|table| table.info().name().as_str() == limit.name());
         limit.0.build(shares, capacity, previous.map(|table| table.as_any()))
     };
-    limits.into_iter().map(build).collect()
+    let tables: Vec<_> = limits.into_iter().map(build).collect::<Result<_, Error>>()?;
+    let has_flights = tables.iter().any(|table| table.info().is_held_until_end());
+    Ok(Present { tables, has_flights })
 }
 
 impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
@@ -148,11 +156,12 @@ impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
 
     #[inline]
     fn try_acquire(tables: &Self::Tables, context: &AcquireContext<'_, Key>) -> Result<Decision, NotDecided> {
-        match tables.now.load().as_slice() {
+        let (present, options) = (tables.now.load(), &context.options);
+        match present.tables.as_slice() {
             [one] => one.try_acquire(context),
             // Row "memory Vec of two limits" of benches/figures.md: 1.13 times as long by `try_complete`, and 1.3 times in
             // the layer.
-            tables if !context.options.hold && !context.options.has_units() => {
+            tables if !options.hold && !options.has_units() && (options.keeps_guard || !present.has_flights) => {
                 let mut decided = None;
                 with_parts_of(tables, context, None, &mut |parts| decided = chain::try_parts(parts, context, None));
                 decided.ok_or(NotDecided::NotApplicable)
@@ -166,7 +175,7 @@ impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
         context: &AcquireContext<'_, Key>,
         held: Option<&mut Held>,
     ) -> Option<Decision> {
-        match tables.now.load().as_slice() {
+        match tables.now.load().tables.as_slice() {
             [one] => one.try_complete(context, held),
             // `try_acquire` has tried it.
             _ if held.is_none() && !context.options.has_units() => None,
@@ -175,10 +184,14 @@ impl<Key: ?Sized + 'static> MemoryLimits<Key> for Vec<DynLimit<Key>> {
     }
 
     fn with_parts(tables: &Self::Tables, context: &AcquireContext<'_, Key>, f: &mut dyn FnMut(Option<&PartList<'_>>)) {
-        with_parts_of(&tables.now.load(), context, None, f);
+        with_parts_of(&tables.now.load().tables, context, None, f);
     }
 
     fn for_each(tables: &Self::Tables, f: &mut dyn FnMut(&dyn TransactionLimit<Key>)) {
-        tables.now.load().iter().for_each(|table| f(&**table));
+        tables.now.load().tables.iter().for_each(|table| f(&**table));
+    }
+
+    fn has_flights(tables: &Self::Tables) -> bool {
+        tables.now.load().has_flights
     }
 }
