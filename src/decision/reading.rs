@@ -103,6 +103,17 @@ impl LimitReading {
         Self { counting: Counting::NoSlot, ..self }
     }
 
+    /// Returns the reading as of `span` earlier: denials and numbers count from then.
+    #[cold]
+    pub(crate) fn as_of_earlier(self, span: Duration) -> Self {
+        let longer = |verdict| match verdict {
+            Verdict::Denied { retry_after } => Verdict::Denied { retry_after: retry_after + span },
+            verdict => verdict,
+        };
+        let snapshot = self.snapshot.compute().as_of_earlier(span).into();
+        Self { verdict: longer(self.verdict), immediate: longer(self.immediate), snapshot, ..self }
+    }
+
     /// Returns the wait of a caller that accepts no delay.
     pub(super) fn wait(&self) -> Duration {
         if let Verdict::Denied { retry_after } = self.immediate { retry_after } else { Duration::ZERO }

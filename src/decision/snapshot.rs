@@ -60,6 +60,12 @@ impl LimitSnapshot {
         self
     }
 
+    /// Returns the numbers as of `span` earlier.
+    pub(super) fn as_of_earlier(self, span: Duration) -> Self {
+        let longer = |wait: Duration| if wait.is_zero() { wait } else { wait + span };
+        Self { reset: longer(self.reset), next_token_after: longer(self.next_token_after), ..self }
+    }
+
     /// Returns the numbers for a request from which a limit keeps units free. `wait` is the wait of a denied request. The
     /// units of a bucket return one after another, so fewer of them return in less time.
     fn keeping_free(self, units: u64, wait: Option<Duration>, is_bucket: bool) -> Self {

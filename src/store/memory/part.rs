@@ -265,7 +265,8 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
         let Some(Locked { keys, slot, .. }) = &mut *locked else { return LimitReading::EMPTY };
         let (block, held, transition) =
             (keys.block(self.plain.hash, now), keys.held(self.plain.hash), self.transition());
-        let (debt, info, mut now) = (OnceCell::new(), self.plain.table.table.info(), now);
+        let (debt, info, at) = (OnceCell::new(), self.plain.table.table.info(), now);
+        let mut now = now;
         let state = if let Some(slot) = *slot {
             keys.state(slot)
         } else {
@@ -274,7 +275,8 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
             let inherited = keys.inherited_debt(self.plain.hash, &policy, info);
             inherited.map_or(&info.zero, |inherited| debt.get_or_init(|| inherited))
         };
-        transition.read(state, held, block, now, mode)
+        let reading = transition.read(state, held, block, now, mode);
+        if now > at { reading.as_of_earlier(now.saturating_since(at)) } else { reading }
     }
 
     fn ensure_slot(&self) -> Result<(), TableFull> {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tower_ratelimit::limiter::{Held, LimiterFuture};
 use tower_ratelimit::store::MemoryLimits;
 use tower_ratelimit::{
-    AcquireOptions, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog,
-    SlidingWindow, Timestamp, Verdict, WhenFull,
+    AcquireOptions, Clock as _, DecisionSource, Detail, FixedWindow, Gcra, Limit, Limiter, ManualClock, Memory, Quota,
+    SlidingLog, SlidingWindow, Timestamp, Verdict, WhenFull,
 };
 
 use crate::random::Random;
@@ -129,6 +129,33 @@ fn full_of(when_full: WhenFull, used: u64) -> (Memory<u64, Gcra>, ManualClock) {
         key += 1;
     }
     (memory, clock)
+}
+
+/// The usage of idle keys whose slots were taken counts, and so does that of evicted keys.
+#[test]
+fn denied_key_is_allowed_exactly_after_its_wait_when_the_clock_has_stepped_back() {
+    let quota = Gcra::new(Quota::per_second(1)).burst(10);
+    let (limiter, clock) = memory(quota, 1, WhenFull::CarryOver);
+    let start = clock.now();
+    (0..190).for_each(|key| drop(limiter.check(&key, AcquireOptions::default())));
+    clock.advance(Duration::from_millis(1500));
+    (1_000..5_000).for_each(|key| drop(limiter.check(&key, AcquireOptions::cost(10))));
+    let mut denials = 0;
+    for key in 10_000..10_200 {
+        clock.set(start);
+        let denied = result_of(limiter.peek(&key, AcquireOptions::default())).expect("a decision");
+        let Verdict::Denied { retry_after } = denied.verdict() else { continue };
+        denials += 1;
+        assert!(!denied.is_estimate());
+        let snapshot = denied.most_restrictive().expect("a limit").snapshot();
+        assert_eq!(snapshot.next_token_after, retry_after);
+        for (span, is_allowed) in [(retry_after.saturating_sub(Duration::from_micros(1)), false), (retry_after, true)] {
+            clock.set(start.saturating_add(span));
+            let decision = result_of(limiter.peek(&key, AcquireOptions::default())).expect("a decision");
+            assert_eq!(decision.is_allowed(), is_allowed, "key {key}, {span:?} after a denial for {retry_after:?}");
+        }
+    }
+    assert!(denials > 100, "{denials}");
 }
 
 #[test]
