@@ -194,21 +194,20 @@ impl LimitStatus {
         self.near.has(NearLimit::CROSSED)
     }
 
-    /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged.
+    /// Returns the status `elapsed` later if the key was not charged meanwhile; `remaining` is unchanged until the key is
+    /// idle.
     pub(crate) fn aged_by(&self, elapsed: Duration) -> Self {
-        let snapshot = self.snapshot();
-        let snapshot = LimitSnapshot {
-            reset: snapshot.reset.saturating_sub(elapsed),
-            next_token_after: snapshot.next_token_after.saturating_sub(elapsed),
-            ..snapshot
-        };
-        Self {
-            name: self.name.clone(),
-            verdict: self.verdict.aged_by(elapsed),
-            snapshot: snapshot.into(),
-            near: self.near.level_only(),
-            ..*self
+        let (mut snapshot, verdict) = (self.snapshot(), self.verdict.aged_by(elapsed));
+        snapshot.reset = snapshot.reset.saturating_sub(elapsed);
+        snapshot.next_token_after = snapshot.next_token_after.saturating_sub(elapsed);
+        if snapshot.window.is_some() && snapshot.reset.is_zero() {
+            snapshot.remaining = snapshot.limit;
+        } else if snapshot.next_token_after.is_zero() && snapshot.remaining < snapshot.limit {
+            // Zero would mean that no more can remain. What is known is when the cost of this request does.
+            let wait = verdict.unpack().wait_for_more(1).unwrap_or(snapshot.reset);
+            snapshot.next_token_after = wait.min(snapshot.reset);
         }
+        Self { name: self.name.clone(), verdict, snapshot: snapshot.into(), near: self.near.level_only(), ..*self }
     }
 
     /// Creates a status for a custom limiter: the limit's name, its own verdict and its snapshot.

@@ -15,8 +15,8 @@ use crate::decision::{AcquireOptions, Decision, DecisionSource, Verdict};
 /// Put the cache around [`Redis`](crate::store) limiters. A cached denial answers later requests of the same key with
 /// the same or a higher cost (in each [unit](crate::Limit::cost_of)), and the same maximum delay. It expires at its
 /// `retry_after`, counted from the time of its request. Cached denials are exact: until then the limiter would deny the
-/// request again. The numbers of a cached denial change with time, as in the limiter. A request with a higher cost
-/// receives the wait of the cached denial as an [estimate](Decision::is_estimate), and reaches the limiter after that.
+/// request again. The times of a cached denial change as in the limiter; what remains is that of the denial. A request with
+/// a higher cost receives the wait of the cached denial as an [estimate](Decision::is_estimate), and reaches the limiter after that.
 ///
 /// There is one exception: a request that accepts a delay, under several limits. A charge of another key with the same
 /// shared limit, or of a settled hold, can make a delayed start [possible](crate::Limit#waiting-for-several-limits)

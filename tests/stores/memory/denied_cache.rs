@@ -9,7 +9,8 @@ use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::limiter::{AdminOperation, Chained, DeniedCache, Held, LimiterFuture, Outcome};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Detail, DynLimit, Error, FixedWindow, Gcra,
-    LeakyQueue, Limit, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, Verdict, per_key,
+    LeakyQueue, Limit, LimitSnapshot, LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow,
+    Verdict, per_key,
 };
 
 use crate::immediate::{self, boxed, boxed_limits};
@@ -304,6 +305,10 @@ struct CachedDenials {
 
 /// Runs random requests of `keys` keys with a limit of their own and one for all, also with holds that are settled and with
 /// operations, through the cache and beside it.
+fn snapshots(decision: &Decision) -> impl Iterator<Item = LimitSnapshot> {
+    decision.limits().iter().map(LimitStatus::snapshot)
+}
+
 fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDenials {
     const QUOTA: Quota = Quota::new(2, Duration::from_secs(6));
     fn own(algorithm: impl Algorithm) -> DynLimit<u64> {
@@ -362,6 +367,10 @@ fn answers_of_the_cache(seed: u64, keys: u64, accepts_delay: bool) -> CachedDeni
                 let context = format!("seed {seed}: {options:?}, {decision:?} and {without_cache:?}");
                 assert!(decision.limits().len() >= without_cache.limits().len(), "{context}");
                 assert_eq!(decision.decided_at(), clock.now(), "{context}");
+                for LimitSnapshot { limit, remaining, next_token_after, reset, .. } in snapshots(&decision) {
+                    assert!(next_token_after <= reset, "{context}");
+                    assert_eq!(next_token_after.is_zero(), remaining == limit, "{context}");
+                }
                 // A larger cost than the denied one, or a smaller delay, may wait longer.
                 assert!(costs > 1 || !decision.is_estimate(), "{context}");
                 if keys == 1 && costs == 1 && !has_holds && !accepts_delay {
