@@ -102,6 +102,7 @@ where
     }
 }
 
+/// A decision that no limit has made stays one.
 fn mark_fallback(decision: Decision) -> Decision {
-    decision.with_source(DecisionSource::Fallback)
+    if decision.source() == DecisionSource::NoLimit { decision } else { decision.with_source(DecisionSource::Fallback) }
 }

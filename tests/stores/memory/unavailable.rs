@@ -100,6 +100,11 @@ async fn fallback_decides_only_while_the_primary_limiter_is_unavailable() {
             let decision = decision.expect("the fallback decides");
             assert_eq!((decision.is_allowed(), decision.source()), (true, DecisionSource::Fallback));
         }
+        // No limit of the fallback decided either.
+        for decision in both(&Fallback::new(store, FailOpen::new(store))).await {
+            let decision = decision.expect("a decision by policy");
+            assert_eq!((decision.source(), decision.is_exempt()), (DecisionSource::NoLimit, false));
+        }
         for decision in both(&Fallback::new(store, store)).await {
             assert!(decision.expect_err("neither decides").is_unavailable());
         }
