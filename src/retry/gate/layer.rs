@@ -32,15 +32,18 @@ impl<Request, Key: Hash, F: Fn(&Request) -> Key> GateKey<Request> for F {
     }
 }
 
-/// One gate per origin: the scheme, host and port of the request's URI.
+/// One gate per origin: the scheme, host and port of the request's URI, however it spells them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByOrigin;
 
 impl<B> GateKey<Request<B>> for ByOrigin {
-    type Key = (Option<http::uri::Scheme>, Option<http::uri::Authority>);
+    type Key = (bool, Option<u16>, Option<String>);
 
     fn key(&self, request: &Request<B>) -> Self::Key {
-        (request.uri().scheme().cloned(), request.uri().authority().cloned())
+        let uri = request.uri();
+        let is_https = uri.scheme() == Some(&http::uri::Scheme::HTTPS);
+        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
+        (is_https, Some(port), uri.host().map(str::to_ascii_lowercase))
     }
 }
 

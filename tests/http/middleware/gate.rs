@@ -243,6 +243,12 @@ async fn origins_have_gates_of_their_own() {
     assert!(arrivals.lock().unwrap().iter().all(|(_, at)| at.is_zero()));
     client.clone().oneshot(to("https://a.example/2")).await.unwrap();
     assert_eq!(arrivals.lock().unwrap()[3].1.as_secs(), 30);
+    // The same origin in other spellings.
+    for (index, uri) in ["https://a.example:443/3", "https://me@A.example/4"].into_iter().enumerate() {
+        client.clone().oneshot(to(uri)).await.unwrap();
+        assert!(arrivals.lock().unwrap()[4 + index].1.as_secs() >= 30, "{uri}");
+    }
+    client.clone().oneshot(to("https://a.example:8443/5")).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
