@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwap;
 use http::Request;
 
-use super::key::{Exempt, RequestKey, Rule, text_of};
+use super::key::{RequestKey, Rule, text_of};
 use super::part::{Part, Source};
 #[cfg(feature = "axum")]
 use crate::key::NO_ROUTE;
@@ -114,14 +114,17 @@ where
 
     fn extract(&self, request: &Request<B>) -> Extracted<RequestKey> {
         let plan = self.plan.load();
-        let (mut key, mut missing) = (RequestKey::new(), None);
+        let (mut key, mut missing, mut is_exempt) = (RequestKey::new(), None, false);
         let mut read = |part: &Part| self.read(request, part, &plan);
         for rule in &plan.rules {
-            if let Err(Exempt) = rule.read(&mut key, &mut read, &mut missing) {
-                return Extracted::Exempt;
-            }
+            is_exempt |= rule.read(&mut key, &mut read, &mut missing).is_err();
         }
-        missing.map_or(Extracted::Key(key), Extracted::Missing)
+        // A missing part takes precedence, because omitting a header must not lift a limit.
+        match missing {
+            Some(missing) => Extracted::Missing(missing),
+            None if is_exempt => Extracted::Exempt,
+            None => Extracted::Key(key),
+        }
     }
 
     fn warning(&self, request: &Request<B>) -> Option<&'static str> {

@@ -7,11 +7,13 @@ use std::time::Duration;
 use serde::Deserialize;
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::config::{AlgorithmName, KeyParts, Policy};
+use tower_ratelimit::key::Extracted;
 use tower_ratelimit::limiter::Held;
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
-    AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, FixedWindow, Gcra, LeakyBucket, LeakyQueue, Limit,
-    LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket, Weekday, WhenFull,
+    AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, ExtractKey as _, FixedWindow, Gcra, LeakyBucket,
+    LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
+    Weekday, WhenFull,
 };
 
 use crate::random::Random;
@@ -1073,6 +1075,22 @@ fn error_in_a_file_of_routes_points_at_the_field() {
         error.starts_with("limits[0] (\"a\"), keep_free: unknown condition \"bulk\"; use one of [\"slow\"]"),
         "{error}"
     );
+    // A missing part takes precedence over an exemption, whatever the order of the limits is.
+    for order in [["key", "login"], ["login", "key"]] {
+        let limits = order.map(|name| match name {
+            "key" => serde_json::json!({ "name": "key", "algorithm": "gcra", "quota": "9/s", "by": "header:x-key" }),
+            _ => serde_json::json!({
+                "name": "login", "algorithm": "gcra", "quota": "9/s", "by": "address", "when": { "path": "/login" }
+            }),
+        });
+        let policies: RoutePolicies = serde_json::from_value(serde_json::json!({ "limits": limits })).unwrap();
+        let exempt = |_: &http::Request<()>| Extracted::<u8>::Exempt;
+        let limits = RequestParts::new(exempt).in_memory(&policies, |limits| Memory::builder(limits).build());
+        let limits = limits.expect("limits");
+        let extract = |request: http::request::Builder| limits.extractor().extract(&request.body(()).unwrap());
+        assert!(matches!(extract(http::Request::get("/login")), Extracted::Missing(_)), "{order:?}");
+        assert_eq!(extract(http::Request::get("/login").header("x-key", "7")), Extracted::Exempt, "{order:?}");
+    }
     // Policies keep their form.
     let bulk = keep_free(serde_json::json!({ "bulk": { "method": { "not": ["PUT"] } } }));
     assert_eq!(serde_json::from_str::<RoutePolicies>(&serde_json::to_string(&bulk).unwrap()).unwrap(), bulk);
