@@ -84,7 +84,9 @@ impl Drain {
         let left = elapsed.as_micros().saturating_mul(self.max_bytes_per_second.into());
         used.micro_bytes = used.micro_bytes.saturating_sub(left);
         let sum = used.micro_bytes + u128::from(bytes) * MICRO;
-        if used.open >= MAX_OPEN || sum > u128::from(self.max_bytes_per_second) * MICRO {
+        // Also the longest body is read if there is no other.
+        let at_once = self.max_bytes_per_second.max(self.max_bytes_per_request);
+        if used.open >= MAX_OPEN || sum > u128::from(at_once) * MICRO {
             return None;
         }
         (used.open, used.micro_bytes) = (used.open + 1, sum);

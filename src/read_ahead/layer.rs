@@ -126,8 +126,8 @@ impl<M> ReadAheadLayer<M> {
     /// The layer discards a body behind the head of a response with `Connection: close`, which the crate's responders add,
     /// if the service has read nothing of the body. The layer never discards the body of a request with `Expect`, nor one
     /// that is longer than `max_bytes_per_request`. A flood of uploads is bounded: at most 100 bodies are read at a time,
-    /// each for 10 seconds, and together `max_bytes_per_second` and at the start one second more. A body without a length
-    /// counts as `max_bytes_per_request`. Above a bound, the server closes the connection, as without this method.
+    /// each for 10 seconds, and together `max_bytes_per_second` and at the start one second more, or one body if a body may be
+    /// longer. A body without a length counts as `max_bytes_per_request`. Above a bound, the server closes the connection, as without this method.
     ///
     /// ```
     /// use axum::Router;

@@ -89,9 +89,10 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let ReadAheadLayer { into_body, bounds, drain } = &self.layer;
         let is_left_alone = is_left_alone(&request);
+        request.extensions_mut().insert(IsReadAhead);
         let (parts, body) = request.into_parts();
         let (reader, body) = if is_left_alone {
             (None, into_body.untouched(body, |body| Reader::new(body, bounds, None).1))
@@ -103,11 +104,17 @@ where
     }
 }
 
-/// Whether the body of this request is not read ahead.
+/// A layer reads the body. Another one inside would take it away, and no layer could then discard it.
+#[derive(Clone, Copy)]
+struct IsReadAhead;
+
+/// Whether the body of this request is not read ahead, or another layer reads it.
 pub(super) fn is_left_alone<B: Body>(request: &Request<B>) -> bool {
     // With `Expect: 100-continue` the server asks the client for the body when the body is polled. The client must not
     // send it before the decision.
-    request.body().is_end_stream() || request.headers().contains_key(EXPECT)
+    request.body().is_end_stream()
+        || request.headers().contains_key(EXPECT)
+        || request.extensions().get::<IsReadAhead>().is_some()
 }
 
 impl_debug!([S: fmt::Debug, M] ReadAhead<S, M> { inner, layer });

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::Bytes;
+use axum::body::{Body as AxumBody, Bytes};
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full};
@@ -18,7 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _, service_fn};
-use tower_ratelimit::{Gcra, Limiter, ManualClock, Quota, ReadAheadBody, ReadAheadLayer};
+use tower_ratelimit::{AcquireOptions, Gcra, InFlight, Limiter, ManualClock, Quota, ReadAheadBody, ReadAheadLayer};
 
 use crate::random::Random;
 use crate::support::{BoxExecutor, memory, page_layer, spawn};
@@ -105,15 +105,16 @@ async fn answer(request: Request<ReadAheadBody<Upload>>) -> Result<Response<Full
 }
 
 /// The law, against the bounds as the documentation states them: the length of each body, 100 at a time, 10 seconds each,
-/// and since the beginning of any body at most the bytes of the seconds since then, and of one more.
+/// and since the beginning of any body at most the bytes of the seconds since then, and of one more or of the longest body.
 #[tokio::test(start_paused = true)]
 async fn flood_of_rejected_uploads_costs_at_most_the_bounds() {
     const MAX: u64 = 10_000;
     let (mut read, mut refused, mut full, mut timed_out) = (0, 0, 0, 0);
-    for seed in 0..40 {
+    for seed in 0..60 {
         let mut random = Random(seed);
         // Few bytes, or few bodies, are the narrower bound.
-        let per_second = [15_000, 100_000_000][random.index(2)];
+        let per_second: u64 = [5_000, 15_000, 100_000_000][random.index(3)];
+        let at_once = per_second.max(MAX);
         let layer = ReadAheadLayer::new().max_bytes_per_request(0).map_body(|body: ReadAheadBody<Upload>| body);
         let service = layer.drain_rejected(MAX, per_second).layer(service_fn(answer));
         // Of each body that must be read: its beginning, its cost, and what is seen of it.
@@ -145,10 +146,11 @@ async fn flood_of_rejected_uploads_costs_at_most_the_bounds() {
             let cost = if knows_length { length } else { MAX };
             let open = begun.iter().filter(|(.., seen)| seen.lock().expect("no panic").dropped.is_none()).count();
             let mut sum = cost;
-            let is_within_rate = cost <= per_second
+            let is_within_rate = cost <= at_once
                 && begun.iter().rev().all(|(at, cost, ..)| {
                     sum += cost;
-                    u128::from(sum) * 1_000_000 <= u128::from(per_second) * (1_000_000 + (now - *at).as_micros())
+                    let since = u128::from(per_second) * (now - *at).as_micros();
+                    u128::from(sum) * 1_000_000 <= u128::from(at_once) * 1_000_000 + since
                 });
             let may_read = answer == Answer::Reject && !expects;
             let is_read = may_read && cost <= MAX && open < 100 && is_within_rate;
@@ -200,6 +202,27 @@ async fn send_first(service: impl Fn(tokio::io::DuplexStream), length: usize) ->
     client.read_to_string(&mut response).await.ok()?;
     assert!(response.contains("connection: close") && response.contains("retry-after: "), "{response}");
     response.lines().next().map(str::to_owned)
+}
+
+/// The limiter does not read the body for itself, so the layer around it can discard the body.
+#[tokio::test(start_paused = true)]
+async fn upload_that_is_rejected_after_a_wait_is_discarded() {
+    let limiter = memory(InFlight::new(1), ManualClock::new());
+    let first = limiter.acquire(&(), AcquireOptions::default().keep_guard()).await.expect("a decision");
+    let seen = Arc::<Mutex<Seen>>::default();
+    let service = ServiceBuilder::new()
+        .layer(ReadAheadLayer::new().drain_rejected(100_000, 100_000).map_body(AxumBody::new))
+        .layer(page_layer(limiter).release_on_body_end().max_wait(SECOND))
+        .service(service_fn(async |_: Request<AxumBody>| Ok::<_, Infallible>(Response::new(AxumBody::empty()))));
+    let next = Box::pin(sleep(Duration::ZERO));
+    let (left, frame, pause) = (90_000, 1_000, SECOND / 10);
+    let body = Upload { seen: Arc::clone(&seen), left, frame, pause, knows_length: true, next };
+    let request = Request::post("/").header("content-length", left).body(body).expect("a request");
+    let response = service.oneshot(request).await.expect("a response");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(first);
+    sleep(20 * SECOND).await;
+    assert!(seen.lock().expect("no panic").has_ended);
 }
 
 /// With hyper's server, which closes a connection behind a response whose request it has not read.
