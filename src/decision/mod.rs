@@ -221,7 +221,7 @@ impl Decision {
     }
 
     /// Returns whether a hold with an [id](AcquireOptions::id) is denied only because the key has the maximum number of
-    /// ids.
+    /// ids, or all keys of a limiter in memory have.
     pub fn has_too_many_ids(&self) -> bool {
         self.flags.has(DecisionFlags::TOO_MANY_IDS)
     }

@@ -29,8 +29,9 @@ impl<A, P> Limit<A, P> {
     /// last event of 1024 keys for each limit with a mark, in 16 kilobytes: 128 sets of 8 keys, found by a hash with a
     /// random key. A ninth key of a set replaces the key with the oldest event. If that key crosses the mark again, it has
     /// a further event within the minute. So the events are not too few. (In a [chain](crate::limiter::Chained), a request
-    /// that crosses the first limiter's mark and that the second one denies counts as the event of its minute.) Each
-    /// process has its own events.
+    /// that crosses the first limiter's mark and that the second one denies counts as the event of its minute. So does a
+    /// decision that a store of your own drops because another call has changed a state meanwhile.) Each process has its
+    /// own events.
     ///
     /// With [leases](crate::store) a decision knows an estimate of the usage: what Redis reported last, and what this
     /// process has spent since. The first decision of the process that sees the estimate at the mark crosses it, so a

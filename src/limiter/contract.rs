@@ -208,6 +208,9 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
     /// [`Duration::ZERO`] unblocks the key. The usage of the key does not change. `limit` and `key` are as in
     /// [`set_usage`](Self::set_usage).
     ///
+    /// [`Memory`](crate::Memory) keeps as many blocks for each part of its table as the part has slots, which is at least
+    /// [`max_keys`](crate::MemoryBuilder::max_keys) in total. Of more blocks, the one that ends first is dropped.
+    ///
     /// # Errors
     ///
     /// If there is no limit with this name, or the store cannot record the block.

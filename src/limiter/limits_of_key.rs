@@ -54,6 +54,9 @@ impl<'a> LimitsOfKey<'a> {
     /// Adds a limit: its name, as in [`LimitStatus::name`](crate::LimitStatus::name), and the part of the key by which
     /// it counts.
     pub fn add(&mut self, name: &str, sub_key: &(impl Hash + ?Sized)) {
+        if let Visit::All(visit) = &mut self.0 {
+            visit(name, true);
+        }
         self.add_limit(LimitOfKey {
             name,
             id: limit_id((name, sub_key)),

@@ -18,13 +18,14 @@ use crate::limiter::Held;
 /// last clone of the guard is dropped.
 ///
 /// Handlers of an upgrade (WebSocket) move a clone into the task that serves the connection, because the response of an
-/// upgrade has no body. All other handlers ignore the guard: it is dropped with the request.
+/// upgrade has no body. All other handlers ignore the guard: it is dropped with the request. A request that no such limit
+/// has counted has no guard: one that is exempt, for example, or that [`FailOpen`](crate::limiter::FailOpen) has allowed.
 ///
 /// ```
 /// use axum::{Extension, Router, routing::get};
 /// use tower_ratelimit::{InFlight, InFlightGuard, Memory, PeerIp, RateLimitLayer};
 ///
-/// async fn upgrade(Extension(guard): Extension<InFlightGuard>) {
+/// async fn upgrade(guard: Option<Extension<InFlightGuard>>) {
 ///     // In production, in the callback of `WebSocketUpgrade::on_upgrade`.
 ///     tokio::spawn(async move {
 ///         // ... serve the connection ...

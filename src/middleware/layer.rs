@@ -335,7 +335,8 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///
     /// Without this setting only a [`LeakyQueue`](crate::LeakyQueue) lets requests wait. A `max_wait` of zero disables
     /// that. A waiting request reserves no capacity of the inner service. Waiting needs a tokio runtime with a timer.
-    /// Without one the server is misconfigured: the layer rejects a request that would wait with status 500.
+    /// Without one the server is misconfigured: the layer rejects a request that would wait with status 500. tokio tells
+    /// by a panic that a runtime has no timer. The layer catches the panic; a program with `panic = "abort"` ends.
     pub fn max_wait(mut self, max_wait: std::time::Duration) -> Self {
         self.config.wait.change(|wait, _, _| *wait = Some(max_wait));
         self

@@ -54,7 +54,8 @@ pub(super) fn routes_in(parts: &BTreeMap<String, Values>) -> impl Iterator<Item 
 /// | `keep_free` | units that requests must leave to others, by the name of a condition: `keep_free = { bulk = 30 }`. The table `conditions` of the file says which parts and values a condition needs: `bulk = { "header:x-class" = "bulk" }` |
 /// | all others | as [`Policy`], without `escalate` |
 ///
-/// The error of an unknown part, or of a value that no request can have, has the position of the field.
+/// The error of an unknown part, or of a value that no request can have, has the position of the field. An address that is
+/// not the first one of its prefix has no error, because only the extractor of addresses knows the prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct RoutePolicy(Policy);

@@ -10,9 +10,10 @@ use crate::limiter::Limiter;
 /// The callers of one limit wait in order of arrival, as the [module](crate::waiting) says. If the caller drops the future,
 /// its start goes to the next caller, and nothing is charged for it.
 ///
-/// [`AcquireOptions::max_delay`] bounds the wait; the default is no bound. The returned decision is a denial if the cost
+/// [`AcquireOptions::max_delay`] bounds the wait, by default to a year. The returned decision is a denial if the cost
 /// [exceeds the limit](Decision::exceeds_limit), or if the wait would be longer than that bound. The function then
-/// returns as soon as that is known.
+/// returns as soon as that is known. The [delay](Decision::delay) of an allowed decision is the time that the caller has
+/// waited: the request may start now.
 ///
 /// ```
 /// use std::time::Duration;

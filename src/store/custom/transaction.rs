@@ -11,7 +11,7 @@ use crate::store::inner::{LimitNumbers, LimitReading, Plan, ReadMode};
 ///
 /// 1. It makes the transaction: [`StoreLimits::transaction`](super::StoreLimits::transaction).
 /// 2. It reads the state of each of the [`keys`](Self::keys), and the time. All states must be from one moment.
-/// 3. It calls [`decide`](Self::decide), which is a function: no I/O, no clock, no lock.
+/// 3. It calls [`decide`](Self::decide), which does no I/O, and reads no clock.
 /// 4. If there is anything to write, it writes all states or none, and only if no state has changed since it was read: by
 ///    a compare-and-swap, or because it has locked them. A comparison of bytes suffices.
 ///
