@@ -177,10 +177,8 @@ fn common_limit_allows_what_a_share_allows_in_full_tables_and_after_restarts() {
         let [share, all] = [quota(5, 2_000), quota(27, 2_000)];
         run(check_invariant(&SlidingWindow::new(share), &SlidingWindow::new(all), 5, trouble, seed));
         run(check_invariant(&SlidingLog::new(share), &SlidingLog::new(all), 5, trouble, seed));
-        if seed > 102 {
-            continue;
-        }
-        // The shares do not drain: nearly all tenants need a slot at a time.
+        // The shares do not drain: nearly all tenants need a slot at a time. Hashes are random, so each one finds a slot in some
+        // of these traces.
         let full = Trouble { steps: 9_000, tenants: MANY, max_keys: 4, ..trouble };
         let [share, all] = [quota(5, 9_000_000), quota(5 * MANY, 1_000_000)];
         let (share, all) = (Gcra::new(share).burst(5), Gcra::new(all).burst(7 + 5 * MANY));

@@ -57,6 +57,9 @@ async fn demoted_master_is_left() {
     let (limiter, load) = loaded(&deployment).await;
     let began = Instant::now();
     deployment.fail_over();
+    // As the Sentinels do, which wait until they have seen enough of the earlier master.
+    let port = deployment.replica.port_of_servers().to_string();
+    deployment.master.command(&["REPLICAOF", "127.0.0.1", &port]);
     wait_until("the master is a replica", || deployment.master.command(&["ROLE"]).contains("slave"));
     all_answered(&limiter).await;
     load.report("Sentinel: SENTINEL FAILOVER", began).await;
