@@ -89,14 +89,14 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
         let ReadAheadLayer { into_body, bounds, drain } = &self.layer;
         let is_left_alone = is_left_alone(&request);
-        request.extensions_mut().insert(IsReadAhead);
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let (reader, body) = if is_left_alone {
             (None, into_body.untouched(body, |body| Reader::new(body, bounds, None).1))
         } else {
+            parts.extensions.insert(IsReadAhead);
             let (reader, body) = Reader::new(body, bounds, drain.clone());
             (Some(reader), into_body.read_ahead(body))
         };

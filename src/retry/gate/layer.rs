@@ -37,13 +37,16 @@ impl<Request, Key: Hash, F: Fn(&Request) -> Key> GateKey<Request> for F {
 pub struct ByOrigin;
 
 impl<B> GateKey<Request<B>> for ByOrigin {
-    type Key = (bool, Option<u16>, Option<String>);
+    type Key = (Option<http::uri::Scheme>, Option<String>, Option<u16>);
 
     fn key(&self, request: &Request<B>) -> Self::Key {
         let uri = request.uri();
-        let is_https = uri.scheme() == Some(&http::uri::Scheme::HTTPS);
-        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-        (is_https, Some(port), uri.host().map(str::to_ascii_lowercase))
+        let default_port = match uri.scheme_str() {
+            Some("http") => Some(80),
+            Some("https") => Some(443),
+            _ => None,
+        };
+        (uri.scheme().cloned(), uri.host().map(str::to_ascii_lowercase), uri.port_u16().or(default_port))
     }
 }
 

@@ -93,7 +93,7 @@ where
     decided
 }
 
-pub(super) fn try_parts<Key: ?Sized>(
+fn try_parts<Key: ?Sized>(
     parts: Option<&PartList<'_>>,
     context: &AcquireContext<'_, Key>,
     held: Option<&mut Held>,
