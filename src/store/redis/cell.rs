@@ -142,7 +142,7 @@ impl RedisCell {
         is_decision: bool,
         read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
     ) -> Result<LimiterFuture<T>, Error> {
-        let kind = OperationKind::Command(Arc::new(command));
+        let kind = OperationKind::Command(command);
         self.client.submit(
             |reply| Ok(self.target.clone().operation(kind, reply)),
             is_decision,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bb8_redis::bb8::{ManageConnection, Pool, PooledConnection, RunError};
 use futures_util::future::{Either, select};
 use redis::aio::ConnectionLike;
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
@@ -147,6 +147,10 @@ impl<M: ManageConnection> Drop for PoolConnection<M> {
 impl<M: Manager> Connection for PoolConnection<M> {
     fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
         self.connection.call(slot, command)
+    }
+
+    fn call_all(&self, commands: Pipeline) -> BoxFuture<Result<Vec<Value>, RedisError>> {
+        self.connection.call_all(commands)
     }
 
     fn is_open(&self) -> BoxFuture<bool> {

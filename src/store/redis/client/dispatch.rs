@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::batch::{Batch, LatestStart, ScriptRun};
@@ -76,7 +76,7 @@ pub(super) async fn execute(
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else if let Some(OperationKind::Command(_)) = operations.first().map(|operation| &operation.kind) {
-        join_all(operations.into_iter().map(|operation| send_command(&route, operation))).await
+        vec![send_commands(&route, operations).await]
     } else {
         match new_batch(config, operations, latest_start) {
             Some(batch) => vec![send(&route, 0, batch, TryAgain::Fail).await.0],
@@ -200,18 +200,35 @@ async fn send(
     (Err(failure), Vec::new())
 }
 
-/// Sends a command, and completes its operation with the reply.
-async fn send_command(route: &Route<'_>, operation: QueuedOperation) -> Result<Option<ScriptRun>, Failure> {
-    let OperationKind::Command(command) = &operation.kind else { return Ok(None) };
-    let failure = match until_given_up(route, route.connection.call(0, Arc::clone(command))).await {
-        Some(Ok(reply)) => {
-            operation.complete(Ok(Completion::Replied(reply)));
-            return Ok(None);
+/// Sends the operations' commands, and completes each operation with its reply.
+async fn send_commands(route: &Route<'_>, mut operations: Vec<QueuedOperation>) -> Result<Option<ScriptRun>, Failure> {
+    let mut commands = Pipeline::with_capacity(operations.len());
+    for operation in &mut operations {
+        if let OperationKind::Command(command) = &mut operation.kind {
+            commands.add_command(std::mem::take(command));
         }
-        Some(Err(error)) => Failure::of("the call", error, route.config.health.server.describe()),
+    }
+    let failed = |error| Failure::of("the call", error, route.config.health.server.describe());
+    let failure = match until_given_up(route, route.connection.call_all(commands)).await {
+        Some(Ok(replies)) => {
+            let mut result = Ok(None);
+            for (operation, reply) in operations.into_iter().zip(replies) {
+                match reply.extract_error().map_err(failed) {
+                    Ok(reply) => operation.complete(Ok(Completion::Replied(reply))),
+                    Err(failure) => {
+                        operation.fail(&failure);
+                        result = Err(failure);
+                    }
+                }
+            }
+            return result;
+        }
+        Some(Err(error)) => failed(error),
         None => Failure::unusable(Error::unavailable(route.config.timeout_message())),
     };
-    operation.fail(&failure);
+    for operation in operations {
+        operation.fail(&failure);
+    }
     Err(failure)
 }
 

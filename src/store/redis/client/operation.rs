@@ -55,7 +55,7 @@ pub(crate) enum OperationKind {
     Mutate(Vec<Arc<OperationTemplate>>),
     /// A command in place of a step of the script. All operations of its batch are commands.
     #[cfg_attr(not(feature = "redis-cell"), allow(dead_code, reason = "only `RedisCell` sends commands"))]
-    Command(Arc<Cmd>),
+    Command(Cmd),
 }
 
 impl OperationTarget {

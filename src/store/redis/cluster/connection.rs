@@ -92,7 +92,7 @@ async fn send(connection: SharedConnection, asking: bool, command: &Cmd) -> Resu
     let mut pipeline = Pipeline::with_capacity(2);
     pipeline.cmd("ASKING");
     pipeline.add_command(command.clone());
-    let mut replies = connection.send_all(&pipeline).await?;
+    let mut replies = connection.call_all(pipeline).await?;
     replies.pop().unwrap_or(Value::Nil).extract_error()
 }
 

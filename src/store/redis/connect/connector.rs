@@ -1,5 +1,5 @@
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Pipeline, RedisError, Value};
 
 use super::credentials::CredentialsProvider;
 use super::failure::{Failure, no_runtime};
@@ -67,7 +67,7 @@ pub(crate) trait Connector: Send + Sync {
 
     /// Reads the nodes of a cluster, as [`connect`](Self::connect).
     fn discover_nodes(&self, _within: Duration) -> BoxFuture<Result<(), RedisError>> {
-        Box::pin(std::future::ready(Ok(())))
+        Box::pin(ready(Ok(())))
     }
 
     fn node_count(&self) -> usize {
@@ -128,6 +128,11 @@ async fn with_timeout<C>(
 pub(crate) trait Connection: Send + Sync {
     /// Sends a command whose keys are all in this cluster slot.
     fn call(&self, slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>>;
+
+    /// Sends commands back to back. Each has its own reply, which may be a server error. Nodes of a cluster get none.
+    fn call_all(&self, _commands: Pipeline) -> BoxFuture<Result<Vec<Value>, RedisError>> {
+        Box::pin(ready(Ok(Vec::new())))
+    }
 
     /// Whether the connection is still open, as far as the client knows without asking the server.
     ///

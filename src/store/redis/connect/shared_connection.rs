@@ -3,10 +3,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-#[cfg(feature = "redis-cluster")]
-use redis::Pipeline;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, Pipeline, RedisError, Value};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::{AbortHandle, yield_now};
 
@@ -78,13 +76,6 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> SharedConnection<C> {
         async move { connection.req_packed_command(command.borrow()).await.and_then(Value::extract_error) }
     }
 
-    /// Sends commands back to back. Each has its own reply, which may be a server error.
-    #[cfg(feature = "redis-cluster")]
-    pub(crate) fn send_all(&self, commands: &Pipeline) -> impl Future<Output = Result<Vec<Value>, RedisError>> + Send {
-        let mut connection = self.connection.clone();
-        async move { connection.req_packed_commands(commands, 0, commands.len()).await }
-    }
-
     /// Whether the redis crate still accepts commands for this connection.
     ///
     /// The redis crate has no method for that, but a connection whose task has ended rejects a command on the first
@@ -99,6 +90,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> SharedConnection<C> {
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Connection for SharedConnection<C> {
     fn call(&self, _slot: u16, command: Arc<Cmd>) -> BoxFuture<Result<Value, RedisError>> {
         Box::pin(self.send(command))
+    }
+
+    fn call_all(&self, commands: Pipeline) -> BoxFuture<Result<Vec<Value>, RedisError>> {
+        let mut connection = self.connection.clone();
+        Box::pin(async move { connection.req_packed_commands(&commands, 0, commands.len()).await })
     }
 
     fn is_open(&self) -> BoxFuture<bool> {
