@@ -7,19 +7,17 @@ use super::limit::SavedNames;
 use super::seed::SavedSeed;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::store::memory::table::SavedKind;
 
 /// The first bytes of each file.
 const MAGIC: [u8; 16] = *b"tower-ratelimit\n";
 /// The version of the format. Raise it with each change of the format, of the words of a state, or of what they mean.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const DIGEST: usize = 32;
 
-/// The tags of records. `END` ends a limit, and after the last limit the file.
+/// The tag behind the records of a limit, and behind the last limit of the file.
 const END: u8 = 0;
-const KEY: u8 = 1;
-const DEBT: u8 = 2;
-const BLOCK: u8 = 3;
-/// The tag of a limit.
+/// The tag of a limit. The tags of its records are those of [`SavedKind`].
 const LIMIT: u8 = 4;
 
 /// Writes a file.
@@ -59,21 +57,10 @@ impl<'a> FileWriter<'a> {
         self.numbers(&[sets as u64])
     }
 
-    pub(super) fn key(&mut self, fingerprint: u64, words: &[u64]) -> io::Result<()> {
-        self.buffer.push(KEY);
-        self.numbers(&[fingerprint, words.len() as u64])?;
+    pub(super) fn record(&mut self, kind: SavedKind, id: u64, words: &[u64]) -> io::Result<()> {
+        self.buffer.push(kind as u8);
+        self.numbers(&[id, words.len() as u64])?;
         self.numbers(words)
-    }
-
-    pub(super) fn debt(&mut self, set: usize, words: &[u64]) -> io::Result<()> {
-        self.buffer.push(DEBT);
-        self.numbers(&[set as u64, words.len() as u64])?;
-        self.numbers(words)
-    }
-
-    pub(super) fn block(&mut self, fingerprint: u64, [until, duration]: [u64; 2]) -> io::Result<()> {
-        self.buffer.push(BLOCK);
-        self.numbers(&[fingerprint, until, duration])
     }
 
     pub(super) fn end_limit(&mut self) {
@@ -117,11 +104,11 @@ pub(super) struct LimitRecords {
     bytes: Range<usize>,
 }
 
-/// A record of a limit.
-pub(super) enum Record {
-    Key { fingerprint: u64, words: Vec<u64> },
-    Debt { set: usize, words: Vec<u64> },
-    Block { fingerprint: u64, until: u64, duration: u64 },
+/// A record of a limit: a [`SavedItem`](crate::store::memory::table::SavedItem).
+pub(super) struct Record {
+    pub(super) kind: SavedKind,
+    pub(super) id: u64,
+    pub(super) words: Vec<u64>,
 }
 
 impl SavedCounts {
@@ -160,7 +147,7 @@ impl SavedCounts {
         let mut bytes = Bytes(self.bytes.get(limit.bytes.clone()).unwrap_or_default());
         std::iter::from_fn(move || match bytes.tag()? {
             END => None,
-            kind => bytes.record(kind),
+            tag => bytes.record(tag),
         })
     }
 }
@@ -196,7 +183,7 @@ fn parse(bytes: Vec<u8>) -> Option<SavedCounts> {
         loop {
             match rest.tag()? {
                 END => break,
-                kind => rest.record(kind)?,
+                tag => rest.record(tag)?,
             };
         }
         let sets = usize::try_from(sets).ok()?;
@@ -221,12 +208,6 @@ impl<'a> Bytes<'a> {
         self.take(1)?.first().copied()
     }
 
-    fn words(&mut self, count: u64) -> Option<Vec<u64>> {
-        // Allocates only for bytes that are there, whatever count a file names.
-        let bytes = self.take(usize::try_from(count).ok()?.checked_mul(8)?)?;
-        Some(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
-    }
-
     fn numbers<const N: usize>(&mut self) -> Option<[u64; N]> {
         let bytes = self.take(N * 8)?.as_chunks::<8>().0;
         let mut numbers = [0; N];
@@ -243,21 +224,12 @@ impl<'a> Bytes<'a> {
     }
 
     /// Returns the record behind its tag.
-    fn record(&mut self, kind: u8) -> Option<Record> {
-        Some(match kind {
-            KEY => {
-                let [fingerprint, count] = self.numbers()?;
-                Record::Key { fingerprint, words: self.words(count)? }
-            }
-            DEBT => {
-                let [set, count] = self.numbers()?;
-                Record::Debt { set: usize::try_from(set).ok()?, words: self.words(count)? }
-            }
-            BLOCK => {
-                let [fingerprint, until, duration] = self.numbers()?;
-                Record::Block { fingerprint, until, duration }
-            }
-            _ => return None,
-        })
+    fn record(&mut self, tag: u8) -> Option<Record> {
+        let kind = [SavedKind::Key, SavedKind::Debt, SavedKind::Block].into_iter().find(|kind| *kind as u8 == tag)?;
+        let [id, count] = self.numbers()?;
+        // Allocates only for bytes that are there, whatever count a file names.
+        let bytes = self.take(usize::try_from(count).ok()?.checked_mul(8)?)?;
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        Some(Record { kind, id, words })
     }
 }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::limit::AlgorithmSelector;
 use crate::store::inner::AlgorithmExt as _;
 use crate::store::memory::limit_table::{LimitTable, StateOf};
-use crate::store::memory::table::{Block, Eviction, SavedItem};
+use crate::store::memory::table::{Block, Eviction, SavedItem, SavedKind};
 
 /// What identifies a limit in a file.
 #[derive(Debug)]
@@ -34,6 +34,10 @@ pub struct SavedLimit<'a> {
 impl SavedLimit<'_> {
     fn records(&self) -> impl Iterator<Item = Record> {
         self.counts.records(self.limit)
+    }
+
+    fn invalid(&self) -> Error {
+        self.failed("a state of the file is not one of the algorithm; start empty (`restore_or_empty`)")
     }
 
     fn failed(&self, cause: &str) -> Error {
@@ -61,16 +65,16 @@ impl<C: AlgorithmSelector> LimitTable<C> {
     ) -> io::Result<()> {
         file.limit(names, self.table.set_count())?;
         let mut charged = Vec::new();
-        self.table.read_all(now.as_micros(), |item| match item {
+        self.table.read_all(now.as_micros(), |SavedItem { kind, id, held, words }| {
             // The state of a request in flight ends with the process.
-            SavedItem::Key { .. } | SavedItem::Debt { .. } if C::Algorithm::HELD_UNTIL_END => Ok(()),
-            SavedItem::Key { fingerprint, held: 0, words } => file.key(fingerprint, words),
-            SavedItem::Key { fingerprint, held, words } => {
-                self.charge_held(fingerprint, held, words, now, &mut charged);
-                file.key(fingerprint, &charged)
+            if C::Algorithm::HELD_UNTIL_END && kind != SavedKind::Block {
+                return Ok(());
             }
-            SavedItem::Debt { set, words } => file.debt(set, words),
-            SavedItem::Block { fingerprint, block } => file.block(fingerprint, [block.until, block.duration]),
+            if held == 0 {
+                return file.record(kind, id, words);
+            }
+            self.charge_held(id, held, words, now, &mut charged);
+            file.record(kind, id, &charged)
         })?;
         file.end_limit();
         Ok(())
@@ -107,30 +111,30 @@ impl<C: AlgorithmSelector> LimitTable<C> {
         let mut all_debts = self.table.info().zero.clone();
         let same_sets = saved.limit.sets == self.table.set_count();
         let mut idle_before = saved.counts.time.as_micros();
-        for record in saved.records() {
-            match record {
-                Record::Key { fingerprint, words } => {
-                    if let Some(state) = self.restore_state(&words, now, &mut idle_before, saved)? {
-                        let mut keys = self.table.lock(fingerprint);
-                        let slot = keys.insert(fingerprint, now, &policy, self.table.info()).map_err(|_| {
-                            saved.failed(
-                                "the table has no slot for each saved key, and eviction is disabled \
-                                 (`WhenFull::Deny`); raise `max_keys`",
-                            )
-                        })?;
-                        *keys.state_mut(slot) = state;
-                    }
-                }
-                Record::Debt { set, words } => match self.restore_state(&words, now, &mut idle_before, saved)? {
-                    Some(debt) if same_sets => self.table.inherit_debt(Some(set), &debt, &policy),
-                    Some(debt) => policy.carry_over(&mut all_debts, &debt),
-                    None => {}
-                },
-                Record::Block { fingerprint, until, duration } if Timestamp::from_micros(until) > now => {
+        for Record { kind, id, words } in saved.records() {
+            if kind == SavedKind::Block {
+                let &[until, duration] = &words[..] else { return Err(saved.invalid()) };
+                if Timestamp::from_micros(until) > now {
                     let block = Block { until, duration };
-                    self.table.lock(fingerprint).set_block(fingerprint, Some(block), now, self.table.info());
+                    self.table.lock(id).set_block(id, Some(block), now, self.table.info());
                 }
-                Record::Block { .. } => {}
+                continue;
+            }
+            let Some(state) = self.restore_state(&words, now, &mut idle_before, saved)? else { continue };
+            if kind == SavedKind::Key {
+                let mut keys = self.table.lock(id);
+                let slot = keys.insert(id, now, &policy, self.table.info()).map_err(|_| {
+                    saved.failed(
+                        "the table has no slot for each saved key, and eviction is disabled (`WhenFull::Deny`); raise \
+                         `max_keys`",
+                    )
+                })?;
+                *keys.state_mut(slot) = state;
+            } else if same_sets {
+                let set = usize::try_from(id).map_err(|_| saved.invalid())?;
+                self.table.inherit_debt(Some(set), &state, &policy);
+            } else {
+                policy.carry_over(&mut all_debts, &state);
             }
         }
         if all_debts.idle_at() > 0 {
@@ -152,9 +156,7 @@ impl<C: AlgorithmSelector> LimitTable<C> {
         idle_before: &mut u64,
         saved: SavedLimit<'_>,
     ) -> Result<Option<StateOf<C>>, Error> {
-        let invalid =
-            || saved.failed("a state of the file is not one of the algorithm; start empty (`restore_or_empty`)");
-        let mut state = StateOf::<C>::from_stored(words).ok_or_else(invalid)?;
+        let mut state = StateOf::<C>::from_stored(words).ok_or_else(|| saved.invalid())?;
         if state.idle_at() <= now.as_micros() {
             *idle_before = state.idle_at().max(*idle_before);
             return Ok(None);
@@ -163,7 +165,7 @@ impl<C: AlgorithmSelector> LimitTable<C> {
             return Ok(Some(state));
         }
         // A window with more blocks has written the state: the algorithm counts its usage in its own blocks.
-        let algorithm = self.limit.algorithm().fixed().ok_or_else(invalid)?;
+        let algorithm = self.limit.algorithm().fixed().ok_or_else(|| saved.invalid())?;
         let mut converted = self.table.info().zero.clone();
         algorithm.carry_over_debt(&mut converted, &state, now);
         // Nothing is left if the usage is older than the window.

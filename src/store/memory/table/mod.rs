@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub(super) use self::eviction::{Eviction, TableFull};
 pub(super) use self::extras::Block;
-pub(super) use self::saving::SavedItem;
+pub(super) use self::saving::{SavedItem, SavedKind};
 pub(super) use self::set::SlotIndex;
 use self::shard::Shard;
 pub(super) use self::shard::{Keys, ShardGuard};

@@ -2,29 +2,28 @@
 
 use std::ops::Range;
 
-use super::extras::Block;
 use super::shard::{Keys, Shard};
 use crate::algorithm::{Algorithm, State};
 use crate::clock::Timestamp;
 
-/// What the reading of a table finds. The words come from [`State::to_stored`].
+/// What the reading of a table finds. The number of a kind is its tag in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store::memory) enum SavedKind {
+    /// A key that is not idle, or has a held amount: by its fingerprint, the words of its state.
+    Key = 1,
+    /// A debt that new keys of a set inherit: by the number of the set, the words of a state.
+    Debt = 2,
+    /// By the fingerprint of a key, the end and the duration of its block.
+    Block = 3,
+}
+
+/// One item of a table. The words of a state come from [`State::to_stored`].
 #[derive(Clone, Copy, Debug)]
-pub(in crate::store::memory) enum SavedItem<'a> {
-    /// A key that is not idle, or has a held amount.
-    Key {
-        fingerprint: u64,
-        held: u64,
-        words: &'a [u64],
-    },
-    /// A debt that new keys of a set inherit.
-    Debt {
-        set: usize,
-        words: &'a [u64],
-    },
-    Block {
-        fingerprint: u64,
-        block: Block,
-    },
+pub(in crate::store::memory) struct SavedItem<'a> {
+    pub(in crate::store::memory) kind: SavedKind,
+    pub(in crate::store::memory) id: u64,
+    pub(in crate::store::memory) held: u64,
+    pub(in crate::store::memory) words: &'a [u64],
 }
 
 impl<A: Algorithm> Shard<A> {
@@ -55,8 +54,7 @@ impl<A: Algorithm> Shard<A> {
                 let part = if start < MAX_STARTS { PART } else { usize::MAX };
                 let end = next.max(keys.sets.len()).min(next.saturating_add(part));
                 keys.for_each_used(next..end, now, |fingerprint, held, state| {
-                    let words = found.add(state);
-                    found.keys.push((fingerprint, held, words));
+                    found.add(SavedKind::Key, fingerprint, held, |words| state.to_stored(words));
                 });
                 let is_last = end >= keys.sets.len();
                 if is_last {
@@ -78,47 +76,38 @@ impl<A: Algorithm> Shard<A> {
 #[derive(Default)]
 struct Found {
     words: Vec<u64>,
-    keys: Vec<(u64, u64, Range<usize>)>,
-    debts: Vec<(usize, Range<usize>)>,
-    blocks: Vec<(u64, Block)>,
+    items: Vec<(SavedKind, u64, u64, Range<usize>)>,
 }
 
 impl Found {
     fn clear(&mut self) {
         self.words.clear();
-        self.keys.clear();
-        self.debts.clear();
-        self.blocks.clear();
+        self.items.clear();
     }
 
-    fn add(&mut self, state: &impl State) -> Range<usize> {
+    fn add(&mut self, kind: SavedKind, id: u64, held: u64, write: impl FnOnce(&mut Vec<u64>)) {
         let start = self.words.len();
-        state.to_stored(&mut self.words);
-        start..self.words.len()
+        write(&mut self.words);
+        self.items.push((kind, id, held, start..self.words.len()));
     }
 
     fn items(&self) -> impl Iterator<Item = SavedItem<'_>> {
-        let words = |range: &Range<usize>| self.words.get(range.clone()).unwrap_or_default();
-        let keys = self.keys.iter().map(move |(fingerprint, held, range)| SavedItem::Key {
-            fingerprint: *fingerprint,
-            held: *held,
-            words: words(range),
-        });
-        let debts = self.debts.iter().map(move |(set, range)| SavedItem::Debt { set: *set, words: words(range) });
-        let blocks = self.blocks.iter().map(|&(fingerprint, block)| SavedItem::Block { fingerprint, block });
-        keys.chain(debts).chain(blocks)
+        self.items.iter().map(|(kind, id, held, range)| {
+            let words = self.words.get(range.clone()).unwrap_or_default();
+            SavedItem { kind: *kind, id: *id, held: *held, words }
+        })
     }
 }
 
 impl<A: Algorithm> Keys<A> {
     fn read_rest(&self, first_set: usize, now: u64, found: &mut Found) {
         for (set, debt) in self.debts.iter().enumerate().filter(|(_, debt)| debt.idle_at() > now) {
-            let words = found.add(debt);
-            found.debts.push((first_set + set, words));
+            found.add(SavedKind::Debt, (first_set + set) as u64, 0, |words| debt.to_stored(words));
         }
         let now = Timestamp::from_micros(now);
-        if let Some(extras) = &self.extras {
-            found.blocks.extend(extras.blocks().filter(|(_, block)| block.remaining(now).is_some()));
+        let blocks = self.extras.iter().flat_map(|extras| extras.blocks());
+        for (fingerprint, block) in blocks.filter(|(_, block)| block.remaining(now).is_some()) {
+            found.add(SavedKind::Block, fingerprint, 0, |words| words.extend([block.until, block.duration]));
         }
     }
 }

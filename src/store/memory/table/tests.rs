@@ -52,8 +52,8 @@ fn table_below_its_capacity_keeps_every_key() {
         assert_eq!(live, keys);
         let mut saved = HashMap::new();
         let read = table.read_all(START.as_micros(), |item| {
-            if let SavedItem::Key { fingerprint, words, .. } = item {
-                saved.insert(fingerprint, words.to_vec());
+            if item.kind == SavedKind::Key {
+                saved.insert(item.id, item.words.to_vec());
             }
             Ok::<_, ()>(())
         });

@@ -88,7 +88,7 @@ fn snapshot_of_another_kind_or_version_is_an_error() {
     file[16..20].copy_from_slice(&7_u32.to_le_bytes());
     assert_eq!(
         error_of(&file),
-        "restoring the saved counts failed: the file has version 7, and this version of tower-ratelimit reads version 1; \
+        "restoring the saved counts failed: the file has version 7, and this version of tower-ratelimit reads version 2; \
          start empty (`restore_or_empty`)"
     );
 }
