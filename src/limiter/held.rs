@@ -1,3 +1,4 @@
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use super::capacity::capacity_released;
@@ -342,21 +343,22 @@ impl Held {
 
     /// Ends all parts, once. `actual` are the costs that are settled; `admitted` says whether fixed costs are charged.
     fn end(&mut self, actual: &Costs, admitted: bool) -> LimiterFuture<()> {
-        let mut ended = Ended::default();
-        // One by one, in their order: if a part panics, the drop of the guard ends the others.
+        let (mut ended, mut panic) = (Ended::default(), None);
         self.reverse();
         while let Some(part) = self.0.as_mut().and_then(|parts| parts.parts.pop()) {
-            ended.end(part, actual, admitted);
+            // A panic, of a custom algorithm for example, must not leave the other parts held.
+            let end = AssertUnwindSafe(|| ended.end(part, actual, admitted));
+            panic = catch_unwind(end).err().or(panic);
         }
         let Some(mut parts) = self.0.take() else { return LimiterFuture::ready(Ok(())) };
         let wakes = parts.wakes.take();
         parts.keep();
         // The common end: no future is moved.
-        if wakes.is_none() && ended.is_ok() {
+        if wakes.is_none() && ended.is_ok() && panic.is_none() {
             return LimiterFuture::ready(Ok(()));
         }
         let ended = ended.into_future();
-        match wakes {
+        let ended = match wakes {
             None => ended.complete_on_drop(),
             Some(limits) => {
                 let woken = move |result| {
@@ -365,7 +367,13 @@ impl Held {
                 };
                 ended.map_result(woken).complete_on_drop()
             }
+        };
+        // In a drop while the thread panics, a second panic would end the process.
+        if let Some(panic) = panic.filter(|_| !std::thread::panicking()) {
+            ended.detach();
+            resume_unwind(panic);
         }
+        ended
     }
 }
 
