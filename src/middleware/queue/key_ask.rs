@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::hash::Hash;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::ids::{limits_of_guard, visit_queues};
 use super::queues::Queues;
@@ -91,7 +92,10 @@ where
 
     fn visit(&self, visit: &mut dyn FnMut(&LimitOfKey<'_>, u64)) {
         if !self.is_alone {
-            visit_queues(self.key.borrow(), &self.limiter, visit);
+            // Under the lock of the queue. If a function of a user panics here, it panics in the decision as well, which fails
+            // this request.
+            let visit = AssertUnwindSafe(|| visit_queues(self.key.borrow(), &self.limiter, visit));
+            let _ = catch_unwind(visit);
         }
     }
 

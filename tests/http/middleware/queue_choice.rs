@@ -165,3 +165,31 @@ async fn request_waits_through_a_block_beside_a_shadow() {
         assert_eq!(started(&calls), [0, 1, 2], "beside a shadow: {is_beside}");
     }
 }
+
+/// A function of a user panics for one of the keys that wait. Its request fails. The others start, and no place is lost.
+#[tokio::test(start_paused = true)]
+async fn key_whose_function_panics_fails_alone() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let panics = Arc::clone(&fails);
+    let tier = move |key: &u32| {
+        assert!(*key != 1 || !panics.load(Relaxed), "intended panic");
+        ten_seconds(1)
+    };
+    let limiter = several(vec![DynLimit::new(Limit::new("tiers", per_key(tier)).keyed_by(|_: &u32| ()))]);
+    let service = limited(layer(limiter).max_wait(50 * SECOND).max_waiters(3), inner());
+    send(&service, Call::of(0)).await.expect("no panic").expect("the window is free");
+    for _ in 0..3 {
+        let mut calls = Vec::new();
+        for key in [0, 1, 2] {
+            calls.push(send(&service, Call::of(key)));
+            sleep(ms(10)).await;
+        }
+        fails.store(true, Relaxed);
+        let mut results = Vec::new();
+        for call in calls {
+            results.push(call.await.expect("no panic").is_ok());
+        }
+        fails.store(false, Relaxed);
+        assert_eq!(results, [true, false, true]);
+    }
+}
