@@ -5,7 +5,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, Value};
+use futures_util::future::try_join_all;
+use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::time::{sleep, timeout};
 
 use super::connect::{Connection, Connector};
@@ -113,6 +114,11 @@ impl Connection for AnyServer {
                 None => std::future::pending().await,
             }
         })
+    }
+
+    fn call_all(&self, commands: Pipeline) -> BoxFuture<Result<Vec<Value>, RedisError>> {
+        let calls: Vec<_> = commands.cmd_iter().map(|command| self.call(0, Arc::new(command.clone()))).collect();
+        Box::pin(try_join_all(calls))
     }
 
     fn is_open(&self) -> BoxFuture<bool> {
