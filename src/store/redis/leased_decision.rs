@@ -57,7 +57,7 @@ impl<Key: ?Sized> LimiterState<Key> {
             Some((target.key(limit).into(), quota))
         };
         if leases.count_demand(parts, new_lease) {
-            leases.ensure_task(&Arc::downgrade(&self.lease_sender));
+            leases.ensure_task(&Arc::downgrade(&self.client));
         }
     }
 }

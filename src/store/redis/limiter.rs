@@ -236,8 +236,8 @@ impl<Key: ?Sized> Redis<Key> {
             state.leases.iter().for_each(|leases| leases.close());
             state
         };
-        for (leases, sender) in state.unreleased_leases() {
-            leases.release_all(&*sender, state.client.config.deadline * 2).await?;
+        for leases in state.unreleased_leases() {
+            leases.release_all(&*state.client, state.client.config.deadline * 2).await?;
         }
         Ok(())
     }

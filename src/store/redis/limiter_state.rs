@@ -5,7 +5,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::builder::{HashTag, RedisBuilder, Settings};
-use super::client::{Client, ClientConfig, LeaseSender, OperationKind, OperationTarget, PendingDecision, ServerClock};
+use super::client::{Client, ClientConfig, OperationKind, OperationTarget, PendingDecision, ServerClock};
 use super::conflicts::Registration;
 use super::health::ServerHealth;
 use super::holds::HoldRegistry;
@@ -29,9 +29,8 @@ pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) key_format: KeyFormat,
     hash_tag: Option<HashTag<Key>>,
     pub(super) leases: Option<Arc<LeaseBook>>,
-    pub(super) lease_sender: Arc<LeaseSender>,
     /// The leases of earlier limits that were not released when these limits replaced them.
-    earlier_leases: Vec<(Arc<LeaseBook>, Arc<LeaseSender>)>,
+    earlier_leases: Vec<Arc<LeaseBook>>,
     /// Registers this limiter for the conflict warnings of other limiters.
     _registration: Arc<Registration>,
     /// The last template, with what it depends on: most decisions have the same options.
@@ -60,12 +59,14 @@ impl<Key: ?Sized> LimiterState<Key> {
         let names = limits.iter().map(|limit| (limit.facts.name.as_str(), limit.script.name()));
         let is_tag = settings.server.0.is_cluster() && limits.len() > 1 && hash_tag.is_none();
         let key_format = KeyFormat::new(&settings.prefix, &settings.name, names, settings.secret.as_deref(), is_tag);
+        let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
+        let limits = Arc::new(LimitSet::new(generation, limits, settings.lease.is_some(), settings.hold_expiry));
         let new_leases = |lease| -> Result<_, Error> {
             let clock = settings.clock.clone();
             #[cfg(test)]
             let clock = settings.lease_clock.clone().or(clock);
             let clock = LeaseClock::new(clock);
-            let leases = LeaseBook::new(lease, &limits, clock, &settings.name, &settings.observers)?;
+            let leases = LeaseBook::new(lease, Arc::clone(&limits), clock, &settings.name, &settings.observers)?;
             let earlier = earlier.and_then(|earlier| earlier.leases.as_ref());
             // A closed limiter stays closed.
             if earlier.is_some_and(|earlier| earlier.is_closed.load(Ordering::Acquire)) {
@@ -75,13 +76,10 @@ impl<Key: ?Sized> LimiterState<Key> {
         };
         let leases = settings.lease.map(new_leases).transpose()?;
         let (registration, conflicts) =
-            Registration::register(settings.server.endpoints(), &settings.prefix, &settings.name, &limits);
-        let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);
-        let limits = Arc::new(LimitSet::new(generation, limits, leases.is_some(), settings.hold_expiry));
+            Registration::register(settings.server.endpoints(), &settings.prefix, &settings.name, &limits.limits);
         let client = earlier.map_or_else(|| new_client(&settings), |earlier| Arc::clone(&earlier.client));
         let state = Self {
             earlier_leases: earlier.map_or_else(Vec::new, Self::unreleased_leases),
-            lease_sender: Arc::new(LeaseSender { client: Arc::clone(&client), limits: Arc::clone(&limits) }),
             client,
             limits,
             limit_fns,
@@ -95,10 +93,9 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok((state, conflicts))
     }
 
-    /// Returns the leases that are not released, each with what releases them.
-    pub(super) fn unreleased_leases(&self) -> Vec<(Arc<LeaseBook>, Arc<LeaseSender>)> {
-        let own = self.leases.iter().map(|leases| (Arc::clone(leases), Arc::clone(&self.lease_sender)));
-        own.chain(self.earlier_leases.iter().cloned()).filter(|(leases, _)| leases.len() > 0).collect()
+    /// Returns the leases that are not released.
+    pub(super) fn unreleased_leases(&self) -> Vec<Arc<LeaseBook>> {
+        self.leases.iter().chain(&self.earlier_leases).filter(|leases| leases.len() > 0).cloned().collect()
     }
 
     /// Returns a builder of the next state.
@@ -140,14 +137,6 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.limits().iter().enumerate().map(weight).sum()
     }
 
-    fn supports_fast_path(&self, algorithms: &[OwnAlgorithm], options: AcquireOptions, holds: bool) -> bool {
-        self.limits().iter().enumerate().all(|(index, limit)| {
-            let options = limit.options(options);
-            let algorithm = limit.select(index, algorithms);
-            options.hold == holds && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
-        })
-    }
-
     /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.
     pub(super) fn kept_free(&self, key: &Key) -> Vec<Option<u64>> {
         if !self.limits().iter().any(|limit| limit.facts.keeps_free || limit.facts.share == ShareRole::Common) {
@@ -176,11 +165,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         {
             return Arc::clone(template);
         }
-        let mut template = self.limits.template(algorithms, operation, options, kept_free, Vec::new());
-        template.uses_fast_path = matches!(operation, Operation::Acquisition | Operation::Hold)
-            && template.arg1 == 0
-            && self.supports_fast_path(algorithms, options, operation == Operation::Hold);
-        let template = Arc::new(template);
+        let template = Arc::new(self.limits.template(algorithms, operation, options, kept_free, Vec::new()));
         if algorithms.is_empty() {
             self.last_template.store(Some(Arc::new((of_options, Arc::clone(&template)))));
         }
@@ -386,7 +371,7 @@ pub(super) fn new_client(settings: &Settings) -> Arc<Client> {
 impl<Key: ?Sized> Drop for LimiterState<Key> {
     fn drop(&mut self) {
         if let Some(leases) = &self.leases {
-            leases.release_on_drop(&*self.lease_sender);
+            leases.release_on_drop(&*self.client);
         }
     }
 }

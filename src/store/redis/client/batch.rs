@@ -83,7 +83,7 @@ impl Batch {
                 OperationKind::Hold(..) | OperationKind::Command(_) => {}
                 OperationKind::Update(update) => {
                     if let Some(numbers) = update.encode() {
-                        push(&update.target.entry.template, &numbers);
+                        push(&update.target.template, &numbers);
                     }
                 }
                 OperationKind::Lease(renewal) => {

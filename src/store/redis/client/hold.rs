@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use futures_util::future::{FutureExt, TryFutureExt, join_all};
+use tokio::sync::oneshot;
 
-use super::completion::{by_deadline, reply_of};
+use super::completion::{OperationResult, by_deadline, reply_of};
 use super::operation::{OperationKind, OperationTarget};
 use super::pending_decision::PendingDecision;
 use super::{Client, no_runtime};
@@ -13,11 +14,9 @@ use crate::error::Error;
 use crate::limiter::{Held, LimiterFuture};
 use crate::store::inner::runtime::sleep;
 use crate::store::inner::{BoxFuture, capacity_released, limit_id};
-use crate::store::redis::holds::{
-    Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionTarget, SessionUpdate,
-};
+use crate::store::redis::holds::{Grant, GrantedHold, HoldRegistry, HoldTransport, Session, SessionUpdate};
 use crate::store::redis::lease::{LeaseRenewal, LeaseTransport};
-use crate::store::redis::script::{EntryTarget, LimitSet, Operation, OperationTemplate, limit_has_no_algorithm};
+use crate::store::redis::script::{EntryTarget, Operation, OperationTemplate, limit_has_no_algorithm};
 
 /// Returns the guard of what was granted. If the request is charged once, the settlement records the charge.
 pub(super) fn into_guard(
@@ -26,16 +25,17 @@ pub(super) fn into_guard(
     request: PendingDecision,
     template: Arc<OperationTemplate>,
 ) -> Option<Held> {
-    let (is_hold, costs, registry) = (grant.is_hold, *grant.costs, Arc::clone(&grant.registry));
-    let units = grant.units.clone();
-    let (until_end, holds): (Vec<_>, Vec<_>) = grant.into_holds().into_iter().partition(|hold| hold.until_end);
+    let (options, registry) = (request.options, Arc::clone(&grant.registry));
+    let (until_end, holds): (Vec<_>, Vec<_>) =
+        grant.into_holds().into_iter().partition(|hold| hold.session.is_in_flight);
     let until_end = until_end.iter().map(|hold| hold.held).max().map(|cost| {
         let (client, registry) = (Arc::clone(client), Arc::clone(&registry));
         Held::until_end(cost, move || settle(&client, &registry, &until_end, |_| 0))
     });
-    if !is_hold {
+    if !options.hold {
         return until_end;
     }
+    let units = request.target.limits.limits.iter().filter_map(|limit| limit.facts.cost.unit()).collect();
     let (fixed, of_request): (Vec<_>, Vec<_>) = holds.into_iter().partition(|hold| hold.is_fixed);
     let of_fixed = (Arc::clone(client), Arc::clone(&registry));
     let (client, request) = (Arc::clone(client), request.once.is_some().then_some(request));
@@ -50,7 +50,7 @@ pub(super) fn into_guard(
             }
         }
     };
-    let mut held = Held::of_limits(costs, units, settle_request);
+    let mut held = Held::of_limits(options.costs(), units, settle_request);
     if !fixed.is_empty() {
         let (client, registry) = of_fixed;
         held = held.with_fixed_costs(move |charge| {
@@ -115,16 +115,25 @@ fn not_confirmed(error: Error) -> Error {
 impl HoldTransport for Client {
     fn send_update(&self, update: SessionUpdate) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let (session, target) = (Arc::clone(&update.session), Arc::clone(&update.target));
-        self.send_to_session(&session, &target, OperationKind::Update(Box::new(update)))
+        let reply = self.send_to_entry(&session.key, &target, OperationKind::Update(Box::new(update)))?;
+        Ok(reply_of(reply).map_ok(drop).boxed())
     }
 
     fn send_charge(&self, session: &Session, cost: u64) -> Result<BoxFuture<Result<(), Error>>, Error> {
         let target = session.target();
-        let EntryTarget { limit: index, algorithm, .. } = &target.entry;
-        let limit = &target.limits.limits[*index];
-        let algorithm = limit.algorithm(algorithm).ok_or_else(limit_has_no_algorithm)?;
-        let template = limit.template(*index, Operation::Charge, algorithm, cost, cost);
-        self.send_to_session(session, &target, OperationKind::Mutate(vec![Arc::new(template)]))
+        let limit = &target.limits.limits[target.limit];
+        let algorithm = limit.algorithm(&target.algorithm).ok_or_else(limit_has_no_algorithm)?;
+        let template = limit.template(target.limit, Operation::Charge, algorithm, cost, cost);
+        let reply = self.send_to_entry(&session.key, &target, OperationKind::Mutate(vec![Arc::new(template)]))?;
+        Ok(reply_of(reply).map_ok(drop).boxed())
+    }
+}
+
+impl LeaseTransport for Client {
+    fn send(&self, renewal: LeaseRenewal) {
+        let (key, quota) = (Arc::clone(&renewal.key), Arc::clone(&renewal.quota));
+        // The renewal receives the result by itself.
+        drop(self.send_to_entry(&key, &quota.entry, OperationKind::Lease(Box::new(renewal))));
     }
 }
 
@@ -134,32 +143,12 @@ impl Client {
         limit_id((Arc::as_ptr(self) as usize, redis_key))
     }
 
-    fn send_to_session(
+    fn send_to_entry(
         &self,
-        session: &Session,
-        target: &SessionTarget,
+        key: &[u8],
+        entry: &EntryTarget,
         kind: OperationKind,
-    ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        let target = OperationTarget::of_entry(&target.limits, &session.key, &target.entry);
-        let reply = self.enqueue(|reply| Ok(target.operation(kind, reply)), None)?;
-        Ok(reply_of(reply).map_ok(drop).boxed())
-    }
-}
-
-/// Sends the reports of leases under these limits.
-pub(crate) struct LeaseSender {
-    pub(crate) client: Arc<Client>,
-    pub(crate) limits: Arc<LimitSet>,
-}
-
-impl LeaseTransport for LeaseSender {
-    fn send(&self, renewal: LeaseRenewal) {
-        let operation = |reply| {
-            let (key, quota) = (Arc::clone(&renewal.key), Arc::clone(&renewal.quota));
-            let kind = OperationKind::Lease(Box::new(renewal));
-            Ok(OperationTarget::of_entry(&self.limits, &key, &quota.entry).operation(kind, reply))
-        };
-        // The renewal receives the result by itself.
-        drop(self.client.enqueue(operation, None));
+    ) -> Result<oneshot::Receiver<OperationResult>, Error> {
+        self.enqueue(|reply| Ok(OperationTarget::of_entry(key, entry).operation(kind, reply)), None)
     }
 }

@@ -40,7 +40,6 @@ use self::completion::reply_of;
 pub(crate) use self::completion::{Completion, OperationResult, by_deadline, reply_lost};
 pub(crate) use self::config::{ClientConfig, ServerClock};
 use self::dispatch::execute;
-pub(crate) use self::hold::LeaseSender;
 pub(crate) use self::operation::{OperationKind, OperationTarget, QueuedOperation};
 pub(crate) use self::pending_decision::{IdOperation, PendingDecision};
 use self::queue::OperationQueue;

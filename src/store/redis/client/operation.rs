@@ -60,7 +60,8 @@ pub(crate) enum OperationKind {
 
 impl OperationTarget {
     /// The key of an entry.
-    pub(crate) fn of_entry(limits: &Arc<LimitSet>, key: &[u8], entry: &EntryTarget) -> Self {
+    pub(crate) fn of_entry(key: &[u8], entry: &EntryTarget) -> Self {
+        let limits = Arc::clone(&entry.limits);
         let mut key_offsets = vec![0; entry.limit];
         key_offsets.resize(limits.limits.len(), key.len());
         let mut algorithms = Vec::new();
@@ -68,7 +69,7 @@ impl OperationTarget {
             algorithms.resize(entry.limit, None);
             algorithms.push(entry.algorithm.clone());
         }
-        Self { limits: Arc::clone(limits), keys: key.to_vec(), key_offsets, algorithms, weight: entry.weight.max(1) }
+        Self { limits, keys: key.to_vec(), key_offsets, algorithms, weight: entry.weight.max(1) }
     }
 
     /// Returns an operation on these keys.

@@ -108,7 +108,7 @@ impl QueuedOperation {
         if decision.is_allowed() {
             return Ok(Completion::Decided(
                 decision,
-                Some(pending.granted(options, &held_costs, replay.limits, &template.charges_before)),
+                Some(pending.granted(&held_costs, replay.limits, &template.charges_before)),
             ));
         }
         pending.denied();
@@ -131,11 +131,11 @@ impl QueuedOperation {
         if ReplyReader::is_invalid_state(released) || charged < 0 {
             return Some(Err(self.foreign_key_error()));
         }
-        let (index, is_known) = (update.target.entry.limit, Failure::of(released) != Some(Failure::Expired));
+        let (index, is_known) = (update.target.limit, Failure::of(released) != Some(Failure::Expired));
         // For requests in flight, the second number is the held cost for which the server has no room.
         let in_flight = update.session.is_in_flight;
         if is_known {
-            let algorithm = replay.limits[index].algorithm(&update.target.entry.algorithm);
+            let algorithm = replay.limits[index].algorithm(&update.target.algorithm);
             replay.settle(index, algorithm, released, if in_flight { 0 } else { charged });
         }
         update.finish(is_known, if in_flight { charged.unsigned_abs() } else { 0 });

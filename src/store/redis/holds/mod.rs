@@ -38,11 +38,9 @@ mod registry;
 mod schedule;
 mod session;
 mod state;
-mod target;
 mod update;
 
 pub(crate) use self::pending_hold::{Grant, GrantedHold, PendingHold};
 pub(crate) use self::registry::{HoldRegistry, HoldTransport, NewSessions};
 pub(crate) use self::session::Session;
-pub(crate) use self::target::SessionTarget;
 pub(crate) use self::update::SessionUpdate;

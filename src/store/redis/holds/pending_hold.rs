@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::registry::HoldRegistry;
 use super::session::Session;
 use super::state::SessionDeadline;
-use crate::decision::{AcquireOptions, Costs};
+use crate::decision::Costs;
 use crate::store::inner::LimitCost;
 use crate::store::redis::script::LimitInfo;
 
@@ -32,13 +32,7 @@ impl PendingHold {
 
     /// The hold was granted. `held` has the cost for each limit that holds one, `charges_before` what the request was
     /// charged before, if it repeats an id.
-    pub(crate) fn granted(
-        mut self,
-        options: AcquireOptions,
-        held: &[Option<u64>],
-        limits: &[LimitInfo],
-        charges_before: &[u64],
-    ) -> Grant {
+    pub(crate) fn granted(mut self, held: &[Option<u64>], limits: &[LimitInfo], charges_before: &[u64]) -> Grant {
         let mut holds = Vec::with_capacity(held.len());
         let charges_before = charges_before.iter().copied().chain(std::iter::repeat(0));
         // Drained, so that `drop` finds no session without a reply.
@@ -55,28 +49,12 @@ impl PendingHold {
                 self.registry.revisit(&session);
                 None
             };
-            let until_end = limit.held_until_end;
-            let (kind, is_fixed) = (limit.facts.cost, !until_end && limit.facts.cost.is_fixed());
+            let (kind, is_fixed) = (limit.facts.cost, !session.is_in_flight && limit.facts.cost.is_fixed());
             // A cost of 0 needs no settlement, unless the actual cost differs.
-            let held = held.filter(|held| *held > 0 || !is_fixed && !until_end);
-            holds.extend(held.map(|held| GrantedHold {
-                session,
-                held,
-                charge_before,
-                kind,
-                is_fixed,
-                until_end,
-                deadline,
-            }));
+            let held = held.filter(|held| *held > 0 || !is_fixed && !session.is_in_flight);
+            holds.extend(held.map(|held| GrantedHold { session, held, charge_before, kind, is_fixed, deadline }));
         }
-        let units = limits.iter().filter_map(|limit| limit.facts.cost.unit()).collect();
-        Grant {
-            is_hold: options.hold,
-            costs: Box::new(options.costs()),
-            units,
-            holds,
-            registry: Arc::clone(&self.registry),
-        }
+        Grant { holds, registry: Arc::clone(&self.registry) }
     }
 
     /// The hold was denied, or not sent.
@@ -108,12 +86,6 @@ impl Drop for PendingHold {
 
 /// A granted hold on its way to the caller. Dropped before the caller receives it, it releases the cost.
 pub(crate) struct Grant {
-    /// Whether the caller has asked for a hold, and not only for the hold of a request in flight.
-    pub(crate) is_hold: bool,
-    /// The costs of the request.
-    pub(crate) costs: Box<Costs>,
-    /// The units of the limits.
-    pub(crate) units: Vec<&'static str>,
     holds: Vec<GrantedHold>,
     pub(crate) registry: Arc<HoldRegistry>,
 }
@@ -127,8 +99,6 @@ pub(crate) struct GrantedHold {
     kind: LimitCost,
     /// The cost is the limit's fixed one, so it is settled apart from the request's.
     pub(crate) is_fixed: bool,
-    /// The cost is held until the request ends, and never charged.
-    pub(crate) until_end: bool,
     /// The time at which the hold ends at the latest, if there is one.
     deadline: Option<SessionDeadline>,
 }

@@ -8,13 +8,14 @@ use tokio::time::{Instant, sleep};
 use super::pending_hold::PendingHold;
 use super::schedule::{Schedule, SessionKey};
 use super::session::{Session, SessionDue};
-use super::target::SessionTarget;
 use super::update::SessionUpdate;
 use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::observe::Event;
 use crate::store::inner::{BoxFuture, Observers, micros_floor, runtime};
-use crate::store::redis::script::{LimitSet, OwnAlgorithm, limit_has_no_algorithm};
+use crate::store::redis::script::{
+    DynLuaAlgorithm, EntryTarget, LimitSet, Operation, OwnAlgorithm, limit_has_no_algorithm,
+};
 
 /// Queues operations on sessions. The client implements it.
 ///
@@ -98,7 +99,7 @@ impl HoldRegistry {
             let join = |sessions: &Vec<Arc<Session>>| sessions.iter().find(|open| open.join(self.expiry)).cloned();
             let open = self.sessions().schedule.open.get(&key).and_then(join);
             let known = open.or_else(|| new.0.get(&key).filter(|new| new.join(self.expiry)).cloned());
-            let target = || Arc::new(SessionTarget::new(limits, index, own, algorithm, self.expiry));
+            let target = || self.target(limits, index, own, algorithm);
             let session = known.unwrap_or_else(|| {
                 let session = Arc::new(Session::new(key.clone(), limit.held_until_end, target()));
                 session.join(self.expiry);
@@ -106,10 +107,25 @@ impl HoldRegistry {
                 new.0.insert(key, Arc::clone(&session));
                 session
             });
-            let target = session.join_target(limits.generation, target);
-            pending.sessions.push(Some((session, target.max_duration)));
+            session.join_target(limits.generation, target);
+            pending.sessions.push(Some((session, max_duration.filter(|_| limit.held_until_end))));
         }
         Ok(pending)
+    }
+
+    /// Returns the target of the updates of a session under these limits.
+    fn target(
+        &self,
+        limits: &Arc<LimitSet>,
+        limit: usize,
+        own: &OwnAlgorithm,
+        algorithm: &dyn DynLuaAlgorithm,
+    ) -> Arc<EntryTarget> {
+        let expiry = micros_floor(self.expiry);
+        let mut template = limits.limits[limit].template(limit, Operation::Update, algorithm, 0, expiry);
+        template.uses_fast_path = limits.limits.len() == 1 && algorithm.uses_fast_path(AcquireOptions::cost(1).hold());
+        let (weight, template) = (usize::from(algorithm.weight()), Arc::new(template));
+        Arc::new(EntryTarget { limits: Arc::clone(limits), limit, algorithm: own.clone(), weight, template })
     }
 
     /// Whether calls in flight create as many sessions on one of these keys as they may.

@@ -4,9 +4,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::state::{SessionDeadline, SessionState, UPDATE_PATIENCE};
-use super::target::SessionTarget;
 use crate::store::redis::random_id::random_id;
-use crate::store::redis::script::to_f64;
+use crate::store::redis::script::{EntryTarget, to_f64};
 
 /// The holds of one limiter on one key. The module documentation describes the protocol.
 pub(crate) struct Session {
@@ -22,27 +21,22 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(super) fn new((key, params): (Arc<[u8]>, Vec<u64>), is_in_flight: bool, target: Arc<SessionTarget>) -> Self {
+    pub(super) fn new((key, params): (Arc<[u8]>, Vec<u64>), is_in_flight: bool, target: Arc<EntryTarget>) -> Self {
         let id = random_id();
         Self { id, key, params, is_in_flight, state: Mutex::new(SessionState::new(id, target)) }
     }
 
     /// The limit of the latest hold.
-    pub(crate) fn target(&self) -> Arc<SessionTarget> {
+    pub(crate) fn target(&self) -> Arc<EntryTarget> {
         Arc::clone(&self.state().target)
     }
 
     /// Sets the limit of a hold that joins, unless a hold under later limits has joined before.
-    pub(super) fn join_target(
-        &self,
-        generation: u64,
-        target: impl FnOnce() -> Arc<SessionTarget>,
-    ) -> Arc<SessionTarget> {
+    pub(super) fn join_target(&self, generation: u64, target: impl FnOnce() -> Arc<EntryTarget>) {
         let mut state = self.state();
         if state.target.limits.generation < generation {
             state.target = target();
         }
-        Arc::clone(&state.target)
     }
 
     /// Adds a pending hold, unless the session accepts none.

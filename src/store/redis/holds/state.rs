@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::target::SessionTarget;
-use crate::store::redis::script::MAX_EXACT;
+use crate::store::redis::script::{EntryTarget, MAX_EXACT};
 
 /// The part of the expiry after which an update is sent again, if it has no end or has failed.
 pub(super) const UPDATE_PATIENCE: u32 = 6;
@@ -36,7 +35,7 @@ impl Phase {
 pub(super) struct SessionState {
     /// The id by which the server knows the session.
     pub(super) server_id: u64,
-    pub(super) target: Arc<SessionTarget>,
+    pub(super) target: Arc<EntryTarget>,
     /// Holds that were sent and not answered.
     pub(super) pending: usize,
     /// Guards that have not settled.
@@ -87,7 +86,7 @@ pub(super) struct Sums {
 }
 
 impl SessionState {
-    pub(super) fn new(id: u64, target: Arc<SessionTarget>) -> Self {
+    pub(super) fn new(id: u64, target: Arc<EntryTarget>) -> Self {
         let now = Instant::now();
         Self {
             server_id: id,

@@ -6,15 +6,14 @@ use tokio::time::Instant;
 use super::registry::HoldRegistry;
 use super::session::Session;
 use super::state::{Phase, Sums, UPDATE_PATIENCE};
-use super::target::SessionTarget;
-use crate::store::redis::script::to_f64;
+use crate::store::redis::script::{EntryTarget, to_f64};
 
 /// An update of a session, from its queueing to its reply. An update that is dropped before [`finish`](Self::finish)
 /// has failed, and the registry sends another one.
 pub(crate) struct SessionUpdate {
     pub(crate) session: Arc<Session>,
     /// The limit by which the update is made.
-    pub(crate) target: Arc<SessionTarget>,
+    pub(crate) target: Arc<EntryTarget>,
     /// The sums, taken when the update is sent. `None` if another update of the same call carries them.
     snapshot: Option<SessionSnapshot>,
     registry: Arc<HoldRegistry>,

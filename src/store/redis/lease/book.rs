@@ -20,13 +20,14 @@ use crate::decision::{AcquireOptions, LimitSnapshot};
 use crate::error::Error;
 use crate::observe::Event;
 use crate::store::inner::{Observers, micros_floor};
-use crate::store::redis::script::{LimitInfo, OwnAlgorithm};
+use crate::store::redis::script::{LimitSet, OwnAlgorithm};
 
 /// The leases of a limiter: one for each limit, sub-key and quota with enough demand.
 ///
 /// Decisions use the slots, without a lock. Everything else is under the lock of `leases`.
 pub(crate) struct LeaseBook {
     pub(super) config: Lease,
+    limit_set: Arc<LimitSet>,
     pub(super) limits: Vec<LeasedLimit>,
     pub(super) has_shadows: bool,
     pub(super) has_marks: bool,
@@ -83,13 +84,13 @@ impl LeaseBook {
     /// Returns an error if the settings are invalid, or leases do not support a limit.
     pub(crate) fn new(
         config: Lease,
-        limits: &[LimitInfo],
+        limit_set: Arc<LimitSet>,
         clock: LeaseClock,
         limiter: &str,
         observers: &Observers,
     ) -> Result<Self, Error> {
         config.check()?;
-        let limits = limits.iter().enumerate().map(|(index, limit)| LeasedLimit::new(index, limit, &config));
+        let limits = (0..limit_set.limits.len()).map(|index| LeasedLimit::new(&limit_set, index, &config));
         let limits: Vec<_> = limits.collect::<Result<_, _>>()?;
         // Twice the slots, so that few sets are full before the table is.
         let slots = (config.max_keys * 2).next_power_of_two().max(SET);
@@ -99,6 +100,7 @@ impl LeaseBook {
             config,
             has_shadows: limits.iter().any(|limit| limit.info.facts.is_shadow),
             has_marks: limits.iter().any(|limit| limit.info.warn_keys.is_some()),
+            limit_set,
             limits,
             clock,
             hasher: RandomState::default(),
@@ -131,10 +133,9 @@ impl LeaseBook {
 
     /// Returns the quota of a key at a limit. `own` is the algorithm that the key chooses.
     pub(crate) fn quota(&self, index: usize, own: OwnAlgorithm) -> Option<Arc<LeasedQuota>> {
-        let LeasedLimit { info, fixed } = &self.limits[index];
-        let Some(own) = own else { return fixed.clone() };
+        let Some(own) = own else { return self.limits[index].fixed.clone() };
         let now = Timestamp::from_micros(self.clock.now());
-        let mut quota = LeasedQuota::new(index, info, &*own, &self.config, now);
+        let mut quota = LeasedQuota::new(&self.limit_set, index, &*own, &self.config, now);
         quota.entry.algorithm = Some(own);
         Some(Arc::new(quota))
     }

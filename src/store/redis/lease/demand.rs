@@ -131,7 +131,7 @@ impl LeaseBook {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -143,20 +143,27 @@ mod tests {
     use crate::store::redis::RedisLimit;
     use crate::store::redis::lease::held_lease::REPORT_WORK;
     use crate::store::redis::lease::{Lease, LeaseBook, LeaseClock, LeaseReply};
+    use crate::store::redis::script::LimitSet;
     use crate::{Gcra, Limit, Quota};
 
     const DURATION: Duration = Duration::from_millis(100);
+
+    /// The leases of limits with these names and much room.
+    pub(in super::super) fn book(clock: &ManualClock, duration: Duration, limits: &[&'static str]) -> Arc<LeaseBook> {
+        let limit = |name: &&'static str| Limit::new(*name, Gcra::new(Quota::per_second(1_000_000)));
+        let infos = limits.iter().map(|name| RedisLimit::<u64>::new(limit(name)).0.info()).collect();
+        let limits = Arc::new(LimitSet::new(0, infos, true, Duration::from_secs(10)));
+        let clock = LeaseClock::new(Some(Arc::new(clock.clone())));
+        let book = LeaseBook::new(Lease::new(duration), limits, clock, "api", &Observers::default());
+        Arc::new(book.expect("leases"))
+    }
 
     /// Acquires so many times in each duration, at equal intervals, on a server with much room. Returns for each duration
     /// the decisions in Redis, and the reports.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number")]
     fn operations(demands: &[u64]) -> Vec<(u64, u64)> {
         let clock = ManualClock::new();
-        let limit = Limit::new("user", Gcra::new(Quota::per_second(1_000_000)));
-        let infos = [RedisLimit::<str>::new(limit).0.info()];
-        let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
-        let book = LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default());
-        let book = Arc::new(book.expect("leases"));
+        let book = book(&clock, DURATION, &["user"]);
         let parts = [book.part(0, AcquireOptions::default(), |hasher| "alice".hash_key(hasher))];
         let (mut operations, mut expiry) = (Vec::new(), 1);
         for demand in demands {

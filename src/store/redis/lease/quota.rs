@@ -9,7 +9,7 @@ use crate::decision::AcquireOptions;
 use crate::error::Error;
 use crate::escalation::Escalation;
 use crate::store::inner::{LimitCost, ShareRole, StateEncoding, micros_floor};
-use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitInfo, MIN_GRANT, Operation};
+use crate::store::redis::script::{DynLuaAlgorithm, EntryTarget, LimitInfo, LimitSet, MIN_GRANT, Operation};
 
 /// A limit of a limiter with leases.
 pub(super) struct LeasedLimit {
@@ -20,7 +20,8 @@ pub(super) struct LeasedLimit {
 
 impl LeasedLimit {
     /// Returns an error if leases do not support the limit.
-    pub(super) fn new(index: usize, info: &LimitInfo, lease: &Lease) -> Result<Self, Error> {
+    pub(super) fn new(limits: &Arc<LimitSet>, index: usize, lease: &Lease) -> Result<Self, Error> {
+        let info = &limits.limits[index];
         let (facts, name) = (&info.facts, info.facts.name.as_str());
         let counts_denials = matches!(facts.cost, LimitCost::OfUnit(unit) if Escalation::is_count(name, unit.name()));
         let problems = [
@@ -39,7 +40,7 @@ impl LeasedLimit {
         }
         let algorithm = info.fixed_algorithm.as_ref();
         let fixed =
-            algorithm.map(|fixed| LeasedQuota::new(index, info, fixed.fixed_algorithm(), lease, Timestamp::EPOCH));
+            algorithm.map(|fixed| LeasedQuota::new(limits, index, fixed.fixed_algorithm(), lease, Timestamp::EPOCH));
         if let (LimitCost::Fixed(cost), Some(LeasedQuota { figures, .. })) = (facts.cost, &fixed)
             && cost > figures.max_cost
         {
@@ -77,12 +78,13 @@ pub(super) struct QuotaFigures {
 
 impl LeasedQuota {
     pub(super) fn new(
+        limits: &Arc<LimitSet>,
         index: usize,
-        limit: &LimitInfo,
         algorithm: &dyn DynLuaAlgorithm,
         lease: &Lease,
         now: Timestamp,
     ) -> Self {
+        let limit = &limits.limits[index];
         let idle = match limit.script.state_encoding() {
             StateEncoding::Full => algorithm.replay(&mut Vec::new(), now, AcquireOptions::cost(0), None, 0),
             StateEncoding::Header => algorithm.replay_view([0; 3], now),
@@ -93,6 +95,7 @@ impl LeasedQuota {
         template.arg2 = i64::try_from(max_held).unwrap_or(i64::MAX);
         Self {
             entry: EntryTarget {
+                limits: Arc::clone(limits),
                 limit: index,
                 algorithm: None,
                 // To find the size of a grant takes several decisions.

@@ -200,21 +200,14 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::encode::EncodeKey;
-    use crate::store::inner::Observers;
-    use crate::store::redis::RedisLimit;
-    use crate::store::redis::lease::demand::MIN_DECISIONS;
-    use crate::store::redis::lease::{Lease, LeaseClock, LeaseRenewal, LeaseReply, LeaseTransport};
-    use crate::{Gcra, Limit, Quota};
+    use crate::store::redis::lease::demand::{MIN_DECISIONS, tests as demand_tests};
+    use crate::store::redis::lease::{LeaseRenewal, LeaseReply, LeaseTransport};
 
     const LIMITS: usize = 2;
     const DURATION: Duration = Duration::from_millis(100);
 
     fn book(clock: &ManualClock) -> Arc<LeaseBook> {
-        let limit =
-            |name| RedisLimit::<IpAddr>::new(Limit::new(name, Gcra::new(Quota::per_second(1_000_000)))).0.info();
-        let infos = ["a", "b"].map(limit);
-        let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
-        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()).expect("leases"))
+        demand_tests::book(clock, DURATION, &["a", "b"])
     }
 
     fn parts(book: &LeaseBook, key: &(impl EncodeKey + ?Sized)) -> [LeasePart; LIMITS] {

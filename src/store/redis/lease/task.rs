@@ -178,11 +178,7 @@ mod tests {
     use crate::clock::{Clock as _, ManualClock};
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
-    use crate::store::inner::Observers;
-    use crate::store::redis::RedisLimit;
-    use crate::store::redis::lease::demand::MIN_DECISIONS;
-    use crate::store::redis::lease::{Lease, LeaseClock};
-    use crate::{Gcra, Limit, Quota};
+    use crate::store::redis::lease::demand::{MIN_DECISIONS, tests as demand_tests};
 
     const DURATION: Duration = Duration::from_millis(160);
 
@@ -217,9 +213,7 @@ mod tests {
     }
 
     fn book(clock: &ManualClock) -> Arc<LeaseBook> {
-        let infos = [RedisLimit::<u64>::new(Limit::new("user", Gcra::new(Quota::per_second(1_000_000)))).0.info()];
-        let of_book = LeaseClock::new(Some(Arc::new(clock.clone())));
-        Arc::new(LeaseBook::new(Lease::new(DURATION), &infos, of_book, "api", &Observers::default()).expect("leases"))
+        demand_tests::book(clock, DURATION, &["user"])
     }
 
     /// Asks for a lease on a key.

@@ -77,7 +77,7 @@ pub(crate) struct LimitSet {
     /// Counts the replacements: a later set has a higher number.
     pub(crate) generation: u64,
     pub(crate) limits: Vec<LimitInfo>,
-    pub(crate) script: Arc<Script>,
+    pub(crate) script: Script,
     /// The time after which a session expires.
     pub(crate) hold_expiry: Duration,
     /// A server has run the script, so calls name it by its hash.
@@ -86,7 +86,7 @@ pub(crate) struct LimitSet {
 
 impl LimitSet {
     pub(crate) fn new(generation: u64, limits: Vec<LimitInfo>, has_leases: bool, hold_expiry: Duration) -> Self {
-        let script = Script::for_limits(&limits, has_leases);
+        let script = Script::new(&limits, has_leases);
         Self { generation, limits, script, hold_expiry, is_loaded: AtomicBool::new(false) }
     }
 
@@ -106,6 +106,7 @@ impl LimitSet {
 
 /// The limit by which a process changes an entry that it has on a key in Redis: the entry of a session, or of a lease.
 pub(crate) struct EntryTarget {
+    pub(crate) limits: Arc<LimitSet>,
     /// The index of the limit.
     pub(crate) limit: usize,
     /// The algorithm, if the key chooses it.

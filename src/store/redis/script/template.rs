@@ -108,6 +108,12 @@ impl LimitSet {
             template.arg1 |= 1 << (2 * limits.len());
             template.params.push(options.max_delay.map_or(0, |max_delay| micros_floor(max_delay).saturating_add(1)));
         }
+        template.uses_fast_path = matches!(operation, Operation::Acquisition | Operation::Hold)
+            && template.arg1 == 0
+            && limits.iter().enumerate().all(|(index, limit)| {
+                let (algorithm, options) = (limit.select(index, algorithms), limit.options(options));
+                options.hold == is_hold && algorithm.is_some_and(|algorithm| algorithm.uses_fast_path(options))
+            });
         template
     }
 }

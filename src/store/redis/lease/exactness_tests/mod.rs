@@ -26,7 +26,7 @@ use crate::decision::AcquireOptions;
 use crate::encode::EncodeKey as _;
 use crate::mistake::Mistake;
 use crate::observe::Observers;
-use crate::store::redis::script::LimitInfo;
+use crate::store::redis::script::LimitSet;
 
 /// The duration of leases, in microseconds.
 const DURATION: u64 = 100_000;
@@ -170,7 +170,7 @@ struct World {
     kind: Kind,
     time: Arc<AtomicU64>,
     server: Arc<Mutex<Server>>,
-    infos: Vec<LimitInfo>,
+    limits: Arc<LimitSet>,
     processes: Vec<(Arc<LeaseBook>, Arc<LateClock>)>,
     sent: Arc<Mutex<Vec<Sent>>>,
     /// For each limit the users and times of the charged units.
@@ -181,12 +181,12 @@ struct World {
 impl World {
     fn new(kind: Kind) -> Self {
         let limits = ["user", "all", "trial"].into_iter().zip(&QUOTAS);
-        let infos: Vec<_> = limits.map(|(name, quota)| kind.info(name, quota)).collect();
+        let infos = limits.map(|(name, quota)| kind.info(name, quota)).collect();
         let mut world = Self {
             kind,
             time: Arc::new(AtomicU64::new(START)),
             server: Arc::new(Mutex::new(Server::new(kind))),
-            infos,
+            limits: Arc::new(LimitSet::new(0, infos, true, Duration::from_secs(10))),
             processes: Vec::new(),
             sent: Arc::default(),
             logs: Default::default(),
@@ -203,7 +203,8 @@ impl World {
         let clock = Arc::new(clock);
         let lease = Lease::new(Duration::from_micros(DURATION)).max_share(MAX_SHARE).max_keys(8);
         let of_book = LeaseClock::new(Some(Arc::<LateClock>::clone(&clock)));
-        let book = LeaseBook::new(lease, &self.infos, of_book, "model", &Observers::default());
+        let limits = Arc::clone(&self.limits);
+        let book = LeaseBook::new(lease, limits, of_book, "model", &Observers::default());
         (Arc::new(book.expect("leases")), clock)
     }
 
