@@ -372,10 +372,15 @@ impl Decision {
 
     /// Merges the decisions of limiters that must all allow the request, each with limits of its own.
     pub(crate) fn merge(options: AcquireOptions, parts: &[Self]) -> Self {
-        let decided_at = parts.iter().map(Self::decided_at).max().unwrap_or_default();
+        let is_by_limit = |part: &Self| part.is_allowed() || part.most_restrictive().is_some();
+        let denied_by_limit = parts.iter().any(|part| !part.is_allowed() && is_by_limit(part));
+        // Beside a limit's denial, a limiter has no part that denies by an estimate and names no limit: its table is full.
+        let parts: Vec<_> =
+            parts.iter().filter(|part| !denied_by_limit || !part.is_estimate() || is_by_limit(part)).collect();
+        let decided_at = parts.iter().map(|part| part.decided_at()).max().unwrap_or_default();
         let listed =
             Self::from_limits(decided_at, parts.iter().flat_map(|part| part.limits().iter().cloned()).collect());
-        let verdict = parts.iter().map(Self::verdict).fold(Verdict::Allowed, Verdict::stricter_of);
+        let verdict = parts.iter().map(|part| part.verdict()).fold(Verdict::Allowed, Verdict::stricter_of);
         let mut decision = Self::without_limit(decided_at, verdict);
         // Otherwise a policy made the verdict, and no limit did.
         if listed.verdict() == verdict {
@@ -383,11 +388,11 @@ impl Decision {
         }
         // The source of a limiter that denied; if both allowed, of one that did not decide by its store.
         let deciding = parts.iter().filter(|part| part.is_allowed() == verdict.is_allowed());
-        let source = deciding.map(Self::source).find(|source| *source != DecisionSource::Store);
+        let source = deciding.map(|part| part.source()).find(|source| *source != DecisionSource::Store);
         let denials = || parts.iter().filter(|part| !part.is_allowed());
         decision
             .with_source(source.unwrap_or_default())
-            .with_estimate(denials().any(Self::is_estimate))
-            .with_denied_by_leases(denials().count() > 0 && denials().all(Self::is_denied_by_leases))
+            .with_estimate(denials().any(|part| part.is_estimate()))
+            .with_denied_by_leases(denials().count() > 0 && denials().all(|part| part.is_denied_by_leases()))
     }
 }

@@ -1,5 +1,6 @@
 //! The key and the limiter of a waiting request.
 
+use std::any::TypeId;
 use std::borrow::Borrow;
 use std::hash::Hash;
 use std::marker::PhantomData;
@@ -52,12 +53,13 @@ where
         existing_queue(self.own_queue, options, queues, &|visit| self.visit(visit))
     }
 
-    /// Returns what distinguishes the key and the limiter from others in the queues of all callers.
+    /// Returns what distinguishes the key and the limiter from others in the queues of all callers. The type, because a part
+    /// of a limiter may name no limits.
     #[cfg_attr(not(feature = "timer"), allow(dead_code, reason = "for callers that wait"))]
-    pub(crate) fn identity(&self) -> (u64, Vec<u64>) {
+    pub(crate) fn identity(&self) -> (TypeId, u64, Vec<u64>) {
         let mut limits = Vec::new();
         self.visit(&mut |limit, _| limits.push(limit.id));
-        (self.own_queue, limits)
+        (TypeId::of::<L>(), self.own_queue, limits)
     }
 }
 

@@ -12,9 +12,12 @@ use std::time::Duration;
 use futures_util::{Sink, SinkExt, Stream, StreamExt as _, TryStreamExt as _, sink, stream};
 use tokio::time::Instant;
 use tower_ratelimit::algorithm::Algorithm;
-use tower_ratelimit::limiter::{LimiterFuture, Outcome};
+use tower_ratelimit::limiter::{Chained, LimiterFuture, Outcome};
 use tower_ratelimit::waiting::{LimitedSink, LimitedSinkError, LimitedStream, until_ready};
-use tower_ratelimit::{AcquireOptions, BoxLimiter, Error, FixedWindow, Gcra, Limiter, ManualClock, Quota, TokioClock};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Clock as _, Decision, Error, FixedWindow, Gcra, Limiter, ManualClock, Memory, Quota,
+    TokioClock, Verdict,
+};
 
 use crate::load::{of_all, several};
 use crate::support::{self, boxed, spawn};
@@ -126,6 +129,32 @@ async fn until_ready_on_one_limiter_after_the_other_gives_tenants_equal_parts() 
     tokio::time::sleep(30 * SECOND).await;
     let started = started.each_ref().map(|started| started.load(Ordering::Relaxed));
     assert!(started.iter().all(|started| (400..=600).contains(started)), "{started:?} of 1500");
+}
+
+/// A start that a caller leaves is for callers of the same limiter: another one has a part that was not asked.
+#[tokio::test(start_paused = true)]
+async fn start_of_one_limiter_is_not_for_callers_of_another() {
+    #[derive(Clone)]
+    struct Closed;
+    impl Limiter<str> for Closed {
+        fn acquire(&self, _: &str, _: AcquireOptions) -> LimiterFuture<Outcome> {
+            let verdict = Verdict::Denied { retry_after: 100 * SECOND };
+            LimiterFuture::ready(Ok(Decision::without_limit(TokioClock::new().now(), verdict).into()))
+        }
+    }
+    for leaves_after in [900, 998, 999] {
+        let limiter = Memory::<str, _>::builder(Gcra::new(Quota::per_second(1)).burst(1)).clock(TokioClock::new());
+        let limiter = limiter.build().expect("a limit");
+        assert!(limiter.check("a", 1).is_allowed());
+        let chained = Chained::new(limiter.clone(), Closed);
+        let first = spawn(async move { until_ready(&limiter, "a", 1).await });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let options = AcquireOptions::default().max_delay(5 * SECOND);
+        let second = spawn(async move { until_ready(&chained, "a", options).await });
+        tokio::time::sleep(Duration::from_millis(leaves_after - 10)).await;
+        first.abort();
+        assert!(!second.await.expect("no panic").expect("a decision").is_allowed(), "{leaves_after} ms");
+    }
 }
 
 /// The callers of several keys below one limit wait in one queue: the first one that comes, starts first.

@@ -14,7 +14,7 @@ use tower_ratelimit::limiter::{
 };
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Clock as _, Decision, DecisionSource, Error, FixedWindow, Limit, Limiter, ManualClock,
-    Quota, Verdict,
+    Memory, Quota, Verdict, WhenFull,
 };
 
 use crate::immediate::memory;
@@ -281,6 +281,30 @@ async fn denial_keeps_its_source_when_the_other_limiter_fails() {
     let deny_all = Chained::new(of_user(5, &clock), DenyAll);
     let denied = acquire(&deny_all, ALICE, AcquireOptions::default()).await.decision;
     assert_eq!((denied.source(), denied.retry_after()), (DecisionSource::NoLimit, Some(HOUR)));
+}
+
+/// A request over one limit is denied by it, as by one limiter, although the table of the other limit is full.
+#[tokio::test]
+async fn denial_by_a_limit_is_exact_beside_a_full_table() {
+    let clock = ManualClock::new();
+    let user = FixedWindow::new(Quota::new(9, 2 * HOUR));
+    let full = Memory::builder(Limit::new("user", user).keyed_by(|&(user, _): &Key| user));
+    let full = full.max_keys(1).when_full(WhenFull::Deny).clock(clock.clone()).build().expect("a limit");
+    let is_allowed = |user| full.check(&(user, 9), AcquireOptions::default()).is_allowed();
+    let absent = (100..).find(|user| !is_allowed(*user)).expect("a full table");
+    let team = of_team(1, &clock);
+    assert!(acquire(&team, (absent, 1), AcquireOptions::default()).await.decision.is_allowed());
+    for limiter in [
+        BoxLimiter::new(Chained::new(team.clone(), full.clone())),
+        BoxLimiter::new(Chained::new(full.clone(), team.clone())),
+    ] {
+        let denied = acquire(&limiter, (absent, 1), AcquireOptions::default()).await.decision;
+        let by = denied.most_restrictive().map(|limit| limit.name().to_owned());
+        assert_eq!((denied.source(), denied.retry_after()), (DecisionSource::Store, Some(HOUR)));
+        assert_eq!((denied.is_estimate(), by.as_deref()), (false, Some("team")));
+        let denied = acquire(&limiter, (absent, 2), AcquireOptions::default()).await.decision;
+        assert_eq!((denied.source(), denied.is_estimate()), (DecisionSource::NoLimit, true));
+    }
 }
 
 /// A limiter that denies every request by policy.
