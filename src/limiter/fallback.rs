@@ -1,5 +1,5 @@
 use super::pair::{options_for_both, then};
-use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
+use super::{AdminOperation, Held, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, Decision, DecisionSource};
 
 /// A limiter that uses a secondary limiter while the store of its primary limiter is unavailable.
@@ -78,10 +78,18 @@ where
     S: Limiter<Key> + Clone,
 {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        self.decide(key, options, P::acquire, S::acquire, |outcome| Outcome {
+        let decided = self.decide(key, options, P::acquire, S::acquire, |outcome| Outcome {
             decision: mark_fallback(outcome.decision),
             ..outcome
-        })
+        });
+        if !options.hold {
+            return decided;
+        }
+        // The guard of one limiter can be settled in the units of the other.
+        let mut units = Vec::new();
+        self.limits_of(key, &mut LimitsOfKey::units(&mut |unit| units.push(unit)));
+        let with_units = move |held: Held| held.with_units(options.costs(), |visit| units.into_iter().for_each(visit));
+        decided.map(move |outcome| Outcome { held: outcome.held.map(with_units), ..outcome })
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {

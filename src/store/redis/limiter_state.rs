@@ -246,7 +246,8 @@ impl<Key: ?Sized> LimiterState<Key> {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
             let holds = options.hold && options.reserve().is_none();
-            let held = holds.then(|| Held::with_costs(options.costs(), |_| LimiterFuture::ready(Ok(()))));
+            let units = self.units().collect();
+            let held = holds.then(|| Held::of_limits(options.costs(), units, |_| LimiterFuture::ready(Ok(()))));
             return LimiterFuture::ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
         } else if let Some(reserve) = options.reserve() {
             self.reserve(key, options, reserve)

@@ -140,6 +140,12 @@ fn secondary_of_a_fallback_charges_its_own_units() {
     let secondary = memory::<str, _>(input(), &ManualClock::new());
     let outcome = try_acquire(&Fallback::new(Down, secondary), tokens(100, 30)).expect("known units");
     assert_eq!(outcome.decision.remaining(), Some(900), "the secondary has no output");
+    // A guard is settled in the units of both, whichever limiter holds.
+    let secondary = memory::<str, _>(input(), &ManualClock::new());
+    let limiter = Fallback::new(Down, secondary.clone());
+    let held = hold(&limiter, Costs::new().add("input", 100));
+    ready(held.settle(Costs::new().add("input", 40).add("output", 3))).expect("known units");
+    assert_eq!(secondary.check("alice", Costs::new().add("input", 0)).remaining(), Some(960));
 }
 
 #[test]

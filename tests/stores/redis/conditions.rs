@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_ratelimit::store::Lease;
-use tower_ratelimit::{AcquireOptions, Detail, Gcra, Limit, Limiter as _, Quota, Redis, RedisServer};
+use tower_ratelimit::{AcquireOptions, Costs, Detail, Gcra, Limit, Limiter as _, Quota, Redis, RedisServer};
 
 use crate::cluster_server::Cluster;
 use crate::helpers::{LONG_DEADLINE, acquire, hold};
@@ -64,6 +64,11 @@ async fn request_to_which_no_limit_applies_is_exempt_also_without_redis() {
     assert!(limiter.peek(&call, AcquireOptions::default()).await.expect("no call").is_exempt());
     hold(&limiter, &call, 5).await.settle(9).await.expect("no call");
     limiter.reset(&call).await.expect("no call");
+    let tokens = Limit::new("tokens", Gcra::new(Quota::per_second(9))).cost_of("tokens").keyed_by(|_: &Call| ());
+    let server = RedisServer::open("redis://127.0.0.1:1").expect("an address");
+    let in_units = Redis::new(server, "tokens", tokens.only_if(|call: &Call| call.1));
+    let settled = hold(&in_units, &call, 5).await.settle(Costs::from(5).add("tokens", 3)).await;
+    settled.expect("a unit of the limiter");
     assert!(acquire(&limiter, &READ, AcquireOptions::default()).await.is_err());
 }
 
