@@ -59,6 +59,11 @@ impl LoadControl {
         *self = Self { batch_weight, ..Self::new(self.deadline) };
     }
 
+    /// Whether no call is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.sent_at.is_empty()
+    }
+
     /// Whether another call may be sent for waiting operations of this weight.
     pub(super) fn accepts_call(&self, waiting: usize) -> bool {
         if waiting == 0 || !mistake!(CallsFollowStalledOne) && self.is_stalled() {
@@ -106,7 +111,7 @@ impl LoadControl {
             now: Instant::now(),
             deadline: self.deadline,
             call_time: self.call_time.get(),
-            is_probe: self.sent_at.is_empty(),
+            is_probe: self.is_idle(),
             max_weight: self.batch_weight.max(),
         }
     }

@@ -24,10 +24,13 @@ mod config;
 mod dispatch;
 mod hold;
 mod load_control;
+#[cfg(test)]
+mod lone_caller_tests;
 mod operation;
 mod pending_decision;
 mod queue;
 mod results;
+mod shared_worker;
 mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -133,7 +136,8 @@ impl Client {
             health.node(node).breaker.check()?;
         }
         for _ in 0..Self::MAX_ATTEMPTS {
-            match self.queue_for(node)?.push(operation) {
+            // The other operations may be queued under locks.
+            match self.queue_for(node)?.push(operation, answer_by.is_some()) {
                 Ok(()) => return Ok(receiver),
                 Err(returned) => {
                     self.workers().retain(|worker| !worker.queue.is_stopped());

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::batch_weight::BatchWeight;
 use super::operation::QueuedOperation;
+use super::shared_worker::SharedWorker;
 use crate::error::Error;
 
 /// The operations that wait for the worker task of one runtime and node.
@@ -30,6 +31,7 @@ use crate::error::Error;
 pub(crate) struct OperationQueue {
     state: Mutex<QueueState>,
     notify: Notify,
+    pub(super) worker: SharedWorker,
     /// The limiter was dropped.
     closed: AtomicBool,
 }
@@ -80,16 +82,21 @@ impl OperationQueue {
             empty_at: Instant::now(),
             is_stopped: false,
         };
-        Self { state: Mutex::new(state), notify: Notify::new(), closed: AtomicBool::new(false) }
+        Self {
+            state: Mutex::new(state),
+            notify: Notify::new(),
+            worker: SharedWorker::default(),
+            closed: AtomicBool::new(false),
+        }
     }
 
-    /// Adds an operation.
+    /// Adds an operation. A lone caller that holds no lock (`may_poll`) then polls the worker.
     ///
     /// # Errors
     ///
     /// Returns the operation if the worker task has ended.
     #[allow(clippy::result_large_err, reason = "the caller queues the operation elsewhere")]
-    pub(crate) fn push(&self, operation: QueuedOperation) -> Result<(), QueuedOperation> {
+    pub(crate) fn push(&self, operation: QueuedOperation, may_poll: bool) -> Result<(), QueuedOperation> {
         let mut state = self.state();
         if state.is_stopped {
             return Err(operation);
@@ -106,7 +113,7 @@ impl OperationQueue {
             state.empty_at = Instant::now();
         }
         drop(state);
-        if must_notify {
+        if must_notify && !(may_poll && self.worker.poll_in_caller()) {
             self.notify.notify_one();
         }
         Ok(())
