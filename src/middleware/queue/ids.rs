@@ -39,20 +39,23 @@ pub(crate) fn visit_queues<Key: ?Sized>(
     );
 }
 
-/// Returns the limits whose waiting requests the guard of a hold must wake: the key's limits, and the key itself for a
-/// limiter that names none. `None` if a store does that.
+/// Returns the limits whose waiting requests the guard of a hold must wake: those of no store, and the key itself for a
+/// limiter that names none. `None` if a store wakes the requests of all limits.
 pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
     key: &Key,
     limiter: &(impl Limiter<Key> + ?Sized),
 ) -> Option<Vec<u64>> {
-    let mut is_of_store = false;
-    limiter.limits_of(key, &mut LimitsOfKey::new(&mut |limit| is_of_store |= limit.is_of_store));
-    if is_of_store {
-        return None;
-    }
-    let mut limits = vec![limit_id(key)];
-    limiter.limits_of(key, &mut LimitsOfKey::new(&mut |limit| limits.push(limit.id)));
-    Some(limits)
+    let (mut limits, mut is_of_store) = (vec![limit_id(key)], false);
+    limiter.limits_of(
+        key,
+        &mut LimitsOfKey::new(&mut |limit| {
+            is_of_store |= limit.is_of_store;
+            if !limit.is_of_store {
+                limits.push(limit.id);
+            }
+        }),
+    );
+    (!is_of_store || limits.len() > 1).then_some(limits)
 }
 
 /// Returns the queue of the limit that denied a request, or the queue of the key if the denial names no limit.

@@ -10,7 +10,7 @@ use super::ids::{limits_of_guard, visit_queues};
 use super::queues::Queues;
 use super::ticket::Ask;
 use crate::decision::AcquireOptions;
-use crate::limiter::{LimitOfKey, Limiter, LimiterFuture, Outcome, limit_id};
+use crate::limiter::{LimitOfKey, Limiter, LimiterFuture, LimitsOfKey, Outcome, limit_id};
 use crate::observe::Observers;
 
 /// The key and the limiter of a waiting request. `Q` owns a key of the type `K`.
@@ -41,7 +41,8 @@ where
     /// so a caller with another limiter waits alone.
     #[cfg_attr(not(feature = "timer"), allow(dead_code, reason = "for callers that wait"))]
     pub(crate) fn of_caller(key: Q, limiter: L) -> Self {
-        let is_alone = limits_of_guard(key.borrow(), &limiter).is_some();
+        let mut is_alone = true;
+        limiter.limits_of(key.borrow(), &mut LimitsOfKey::new(&mut |limit| is_alone &= !limit.is_of_store));
         let ask = Self::new(key, limiter, Observers::default());
         let own_queue = if is_alone { limit_id(("caller", Queues::next_number())) } else { ask.own_queue };
         Self { own_queue, is_alone, ..ask }

@@ -2,15 +2,18 @@
 //! now start, starts, and it costs few asks.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tower::{ServiceExt, service_fn};
-use tower_ratelimit::limiter::{Fallback, Held, LimiterFuture, LimitsOfKey, Outcome};
-use tower_ratelimit::{AcquireOptions, BoxLimiter, DynLimit, InFlight, Limit, Limiter, Memory, TokioClock};
+use tower_ratelimit::limiter::{Chained, Fallback, Held, LimiterFuture, LimitsOfKey, Outcome};
+use tower_ratelimit::{
+    AcquireOptions, BoxLimiter, Clock as _, Decision, DynLimit, InFlight, Limit, LimitSnapshot, LimitStatus, Limiter,
+    Memory, TokioClock, Verdict,
+};
 
 use crate::load::{Call, CallService, Counts, SECOND, in_flight, inner, layer, memory, of_all, recorder, several};
 use crate::random::Random;
@@ -294,5 +297,51 @@ async fn release_between_the_denial_and_the_wait_is_not_missed() {
         service.oneshot(Call::of(0).cost(cost)).await.expect("a start");
         assert!(limiter.other.lock().unwrap().is_none(), "the request was denied first");
         assert!(started.elapsed() < Duration::from_millis(10), "{cost}: {:?}", started.elapsed());
+    }
+}
+
+/// A limit in flight of a user's own, which names itself.
+#[derive(Clone, Default)]
+struct OneSlot(Arc<AtomicBool>);
+
+impl Limiter<u32> for OneSlot {
+    fn acquire(&self, _: &u32, options: AcquireOptions) -> LimiterFuture<Outcome> {
+        let is_taken = self.0.swap(true, Relaxed);
+        let verdict = if is_taken { Verdict::Denied { retry_after: 500 * SECOND } } else { Verdict::Allowed };
+        let status = LimitStatus::new("slot", verdict, LimitSnapshot::new(1, SECOND));
+        let slot = Arc::clone(&self.0);
+        let release = move || {
+            slot.store(false, Relaxed);
+            LimiterFuture::ready(Ok(()))
+        };
+        let held = (!is_taken).then(|| Held::until_end(options.cost, release));
+        LimiterFuture::ready(Ok(Outcome::new(Decision::from_limit(TokioClock::new().now(), status), held)))
+    }
+
+    fn limits_of(&self, _: &u32, limits: &mut LimitsOfKey<'_>) {
+        limits.add("slot", &());
+    }
+}
+
+/// The end of a request wakes those that wait for a limit of a user's own, also if the limiter has limits of a store.
+#[tokio::test(start_paused = true)]
+async fn end_wakes_the_requests_that_wait_for_a_limit_beside_a_store() {
+    let _lock = NOTIFICATIONS.lock().await;
+    let slot = OneSlot::default();
+    for limiter in [
+        BoxLimiter::new(slot.clone()),
+        BoxLimiter::new(Chained::new(slot.clone(), memory(InFlight::new(9)))),
+        BoxLimiter::new(Chained::new(memory(InFlight::new(9)), slot.clone())),
+    ] {
+        let (calls, inner) = recorder();
+        let service = in_flight(layer(limiter).max_wait(600 * SECOND), inner);
+        let started = Instant::now();
+        let first = spawn(service.clone().oneshot(Call::of(0).work(5 * SECOND)));
+        sleep(ms(10)).await;
+        let second = spawn(service.oneshot(Call::of(1).work(SECOND)));
+        first.await.expect("no panic").expect("a start");
+        second.await.expect("no panic").expect("a start");
+        let starts: Vec<_> = calls.lock().unwrap().iter().map(|(at, _)| at.duration_since(started)).collect();
+        assert_eq!(starts, [Duration::ZERO, 5 * SECOND]);
     }
 }

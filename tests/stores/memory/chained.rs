@@ -291,7 +291,7 @@ async fn denial_by_a_limit_is_exact_beside_a_full_table() {
     let full = Memory::builder(Limit::new("user", user).keyed_by(|&(user, _): &Key| user));
     let full = full.max_keys(1).when_full(WhenFull::Deny).clock(clock.clone()).build().expect("a limit");
     let is_allowed = |user| full.check(&(user, 9), AcquireOptions::default()).is_allowed();
-    let absent = (100..).find(|user| !is_allowed(*user)).expect("a full table");
+    let absent = (100..1_000).find(|user| !is_allowed(*user)).expect("a full table");
     let team = of_team(1, &clock);
     assert!(acquire(&team, (absent, 1), AcquireOptions::default()).await.decision.is_allowed());
     for limiter in [

@@ -143,7 +143,10 @@ fn panics_and_holds(seeds: Range<u64>, window: impl Algorithm + Copy) -> [u64; 2
                     let (held, _) = open.swap_remove(random.index(open.len()));
                     let actual = random.below(3);
                     let _ = match held {
-                        Ok(held) if actual == 0 => Ok(Ok(drop(held))),
+                        Ok(held) if actual == 0 => {
+                            drop(held);
+                            Ok(Ok(()))
+                        }
                         Ok(held) if actual == 1 => held.release().try_ready(),
                         Ok(held) => held.settle(actual).try_ready(),
                         Err((key, id)) => {
