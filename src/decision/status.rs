@@ -226,7 +226,8 @@ impl LimitStatus {
         self.name.as_str()
     }
 
-    /// Returns this limit's own verdict, regardless of the other limits.
+    /// Returns this limit's own verdict, regardless of the other limits. While another limit blocks the key for longer, it is
+    /// the verdict as of the end of that block, if the request may wait.
     pub fn verdict(&self) -> Verdict {
         self.verdict.unpack()
     }

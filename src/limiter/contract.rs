@@ -35,7 +35,7 @@ use crate::error::Error;
 /// | | holds with an id, `settle`, `release`; `once` |
 /// |---|---|
 /// | [`Memory`](crate::Memory), `Redis` | yes |
-/// | [`BoxLimiter`](crate::BoxLimiter), [`Observed`], [`DeniedCache`] | as the limiter inside |
+/// | [`BoxLimiter`](crate::BoxLimiter), [`Observed`], [`DeniedCache`], [`Escalating`](super::Escalating) | as the limiter inside |
 /// | [`FailOpen`] | as the limiter inside; what it allows during an outage has no id: settling returns `is_unknown_id`, and a repeat is charged |
 /// | [`Chained`], [`Fallback`], `RedisCell`, [`Reservation`] | no |
 /// | your own | what you implement: see [`AcquireOptions::reservation_id`] and [`AdminOperation::Settle`] |
@@ -160,7 +160,7 @@ pub trait Limiter<Key: ?Sized>: Send + Sync + 'static {
         self.settle(key, id, 0)
     }
 
-    /// Returns the decision that [`acquire`](Self::acquire) would return, without charging.
+    /// Returns the decision that [`acquire`](Self::acquire) would return, without charging. It ignores an id.
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
         let _ = (key, options);
         LimiterFuture::unsupported("peek failed: this limiter does not support it")

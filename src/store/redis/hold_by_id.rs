@@ -46,9 +46,9 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok(self.client.submit_operation(|reply| {
             let target = self.target(key, algorithms)?;
             // In place of a cost that only Redis knows: the held one.
-            let number = |_, limit: &LimitInfo| match limit.facts.cost.actual(&actual, u64::MAX) {
-                u64::MAX => -1.0,
-                actual => to_f64(actual),
+            let number = |_, limit: &LimitInfo| {
+                let [own, other] = [0, 1].map(|held| limit.facts.cost.actual(&actual, held));
+                if own == other { to_f64(own) } else { -1.0 }
             };
             let id = self.id(&target, CallId::hold(id), 0, number)?;
             Ok(target.operation(OperationKind::Settle(template), reply).with_id(id))

@@ -144,7 +144,9 @@ impl<Key: ?Sized> LimiterState<Key> {
         }
         let limits = self.limits().iter().zip(&*self.limit_fns);
         limits
-            .map(|(limit, RedisLimit(fns))| limit.facts.kept_free(fns.kept_free(key)).filter(|_| fns.applies_to(key)))
+            .map(|(limit, RedisLimit(fns))| {
+                fns.applies_to(key).then(|| limit.facts.kept_free(fns.kept_free(key))).flatten()
+            })
             .collect()
     }
 
