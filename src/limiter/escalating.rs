@@ -50,8 +50,8 @@ use crate::observe::{Event, Observer, Observers};
 ///
 /// If the limiter has no such limit, or if the limit denies no request, each decision is an error that lists the limits to
 /// name: a [shadow](crate::Limit::shadow) and a guaranteed [share](crate::Limit::guarantee) never deny. The limits are read
-/// until the limit is found: if `replace` removes it later, no denial counts. The limits of a limiter of your own are not
-/// checked.
+/// until the limit is found: if `replace` removes it later, no denial counts. A limiter of your own must name it for every
+/// key, unless no limit is named.
 ///
 /// **A client that waits for `retry_after` is served**, also behind a block, if no other client uses its key and the wait
 /// is no [estimate](Decision::is_estimate): the denial that blocks a key has the `retry_after` of the block. Each denial
