@@ -76,6 +76,17 @@ async fn acquire_of_a_lone_caller_sends_its_call() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn settlement_of_a_lone_caller_sends_its_call() {
+    let calls = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&calls);
+    let (_world, limiter) = lone(Arc::new(move || _ = count.fetch_add(1, Ordering::SeqCst))).await;
+    let outcome = limiter.acquire(&1, AcquireOptions::cost(2).hold()).await.expect("an answer");
+    let settled = outcome.held.expect("allowed").settle(1);
+    assert_eq!(calls.load(Ordering::SeqCst), LONE_CALLS + 2);
+    settled.await.expect("an answer");
+}
+
+#[tokio::test(start_paused = true)]
 async fn lone_caller_without_budget_is_answered_in_one_round_trip() {
     let (_world, limiter) = lone(Arc::new(|| ())).await;
     let started_at = Instant::now();

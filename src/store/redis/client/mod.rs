@@ -136,8 +136,7 @@ impl Client {
             health.node(node).breaker.check()?;
         }
         for _ in 0..Self::MAX_ATTEMPTS {
-            // The other operations may be queued under locks.
-            match self.queue_for(node)?.push(operation, answer_by.is_some()) {
+            match self.queue_for(node)?.push(operation) {
                 Ok(()) => return Ok(receiver),
                 Err(returned) => {
                     self.workers().retain(|worker| !worker.queue.is_stopped());

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::batch_weight::BatchWeight;
-use super::operation::QueuedOperation;
+use super::operation::{OperationKind, QueuedOperation};
 use super::shared_worker::SharedWorker;
 use crate::error::Error;
 
@@ -90,17 +90,19 @@ impl OperationQueue {
         }
     }
 
-    /// Adds an operation. A lone caller that holds no lock (`may_poll`) then polls the worker.
+    /// Adds an operation. A lone caller then polls the worker.
     ///
     /// # Errors
     ///
     /// Returns the operation if the worker task has ended.
     #[allow(clippy::result_large_err, reason = "the caller queues the operation elsewhere")]
-    pub(crate) fn push(&self, operation: QueuedOperation, may_poll: bool) -> Result<(), QueuedOperation> {
+    pub(crate) fn push(&self, operation: QueuedOperation) -> Result<(), QueuedOperation> {
         let mut state = self.state();
         if state.is_stopped {
             return Err(operation);
         }
+        // Limits that are replaced report their leases under a lock.
+        let may_poll = !matches!(operation.kind, OperationKind::Lease(_));
         let before = state.weight;
         state.weight += operation.total_weight();
         state.pending.push_back(operation);

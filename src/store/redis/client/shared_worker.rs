@@ -7,7 +7,7 @@
 //! Only the worker task owns the future, and only this task is woken by it. So a caller may go at any time, and a caller
 //! that polls with little of its cooperative budget left delays no call: the future then wakes the task.
 //!
-//! A caller polls while it queues a decision, so it may run what a worker runs: a connector and observers, but no other
+//! A caller polls while it queues an operation, so it may run what a worker runs: a connector and observers, but no other
 //! caller. If these decide, the future is locked, and they notify the worker.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
