@@ -129,7 +129,7 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     fn random_target(&self) -> Result<OperationTarget, Error> {
         let name = format!("health-check-{:x}", random_id());
-        let tag = self.has_hash_tag().then_some(&*name);
+        let tag = self.hash_tag.is_some().then_some(&*name);
         // The script needs a key in any case.
         let named: Vec<_> = self.probed_limits().map(|(index, _)| index).chain(self.blocked_limit()).collect();
         let applies = |limit| named.contains(&limit) || named.is_empty() && limit == 0;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::client::{IdOperation, OperationKind, OperationTarget, PendingDecision};
+use super::client::{IdOperation, OperationKind, OperationTarget};
 use super::cluster::cluster_slot;
 use super::limiter_state::LimiterState;
 use super::script::{LimitInfo, MAX_EXACT, Operation, to_f64};
@@ -55,23 +55,8 @@ impl<Key: ?Sized> LimiterState<Key> {
         }))
     }
 
-    /// Submits a decision that charges an id once.
-    pub(super) fn acquire_once(
-        &self,
-        key: &Key,
-        options: AcquireOptions,
-        call_id: CallId,
-    ) -> Result<LimiterFuture<Outcome>, Error> {
-        call_id.check()?;
-        let target = self.target(key, self.algorithms(key))?;
-        let once = self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_, _| 0.0)?;
-        let (holds, kept_free) = (options.hold || self.holds_until_end(key, true), self.kept_free(key));
-        let request = PendingDecision { options, target, holds, once: Some(once), kept_free };
-        let template = request.template(true, Vec::new());
-        self.client.submit_pending(request, template)
-    }
-
-    fn id(
+    /// Returns the id of an operation with these keys. `number` returns what the operation sends for a limit.
+    pub(super) fn id(
         &self,
         target: &OperationTarget,
         call_id: CallId,

@@ -18,7 +18,7 @@ use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Held, LimiterFuture, LimitsOfKey, Outcome};
-use crate::store::inner::{LimitOfKey, Plan, ShareRole};
+use crate::store::inner::{CallId, LimitOfKey, Plan, ShareRole};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
@@ -27,7 +27,7 @@ pub(super) struct LimiterState<Key: ?Sized> {
     pub(super) limit_fns: Arc<[RedisLimit<Key>]>,
     pub(super) settings: Settings,
     pub(super) key_format: KeyFormat,
-    hash_tag: Option<HashTag<Key>>,
+    pub(super) hash_tag: Option<HashTag<Key>>,
     pub(super) leases: Option<Arc<LeaseBook>>,
     /// The leases of earlier limits that were not released when these limits replaced them.
     earlier_leases: Vec<Arc<LeaseBook>>,
@@ -236,15 +236,11 @@ impl<Key: ?Sized> LimiterState<Key> {
         Ok(OperationTarget { limits: Arc::clone(&self.limits), keys, key_offsets, algorithms, weight })
     }
 
-    pub(super) fn has_hash_tag(&self) -> bool {
-        self.hash_tag.is_some()
-    }
-
     /// Submits a decision that charges or holds.
     #[inline(never)]
     pub(super) fn acquire_in_redis(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let has_limits_in_flight = self.has_limits_in_flight();
-        let submitted = if has_limits_in_flight && !options.keeps_guard {
+        let (holds, once) = (options.hold || self.holds_until_end(key, true), options.charged_once());
+        let submitted = if !options.keeps_guard && self.limits().iter().any(|limit| limit.held_until_end) {
             Err(Error::guard_not_kept())
         } else if self.is_exempt(key) {
             let holds = options.hold && options.reserve().is_none();
@@ -253,10 +249,8 @@ impl<Key: ?Sized> LimiterState<Key> {
             return LimiterFuture::ready(Ok(Outcome::of_store(self.exempt_decision(options), held)));
         } else if let Some(reserve) = options.reserve() {
             self.reserve(key, options, reserve)
-        } else if let Some(once) = options.charged_once() {
-            self.acquire_once(key, options, once)
-        } else if options.hold || self.holds_until_end(key, true) {
-            self.hold(key, options)
+        } else if holds || once.is_some() {
+            self.submit_pending(key, options, holds, once)
         } else {
             self.decide(Operation::Acquisition, key, options)
         };
@@ -281,11 +275,24 @@ impl<Key: ?Sized> LimiterState<Key> {
         })
     }
 
-    fn hold(&self, key: &Key, options: AcquireOptions) -> Result<LimiterFuture<Outcome>, Error> {
+    /// Submits a decision that holds costs, or charges an id once.
+    fn submit_pending(
+        &self,
+        key: &Key,
+        options: AcquireOptions,
+        holds: bool,
+        once: Option<CallId>,
+    ) -> Result<LimiterFuture<Outcome>, Error> {
         let algorithms = self.algorithms(key);
-        let template = self.decision_template(Operation::Hold, key, &algorithms, options);
+        let template = once.is_none().then(|| self.decision_template(Operation::Hold, key, &algorithms, options));
         let target = self.target(key, algorithms)?;
-        let request = PendingDecision { options, target, holds: true, once: None, kept_free: Vec::new() };
+        let id = |call_id: CallId| {
+            call_id.check()?;
+            self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_, _| 0.0)
+        };
+        let once = once.map(id).transpose()?;
+        let request = PendingDecision { options, target, holds, once, kept_free: self.kept_free(key) };
+        let template = template.unwrap_or_else(|| request.template(true, Vec::new()));
         self.client.submit_pending(request, template)
     }
 
@@ -307,11 +314,6 @@ impl<Key: ?Sized> LimiterState<Key> {
         self.client.submit_operation(|reply| {
             Ok(self.target(key, algorithms)?.operation(OperationKind::Mutate(templates), reply))
         })
-    }
-
-    /// Returns whether a limit holds every cost until the request ends.
-    pub(super) fn has_limits_in_flight(&self) -> bool {
-        self.limits().iter().any(|limit| limit.held_until_end)
     }
 
     /// Returns whether a limit that applies to a key holds every cost until the request ends.

@@ -72,7 +72,7 @@ fn settle(
         if hold.held > 0 {
             hold.settle(actual);
             registry.track(&hold.session);
-            return Some(registry.send_update(&**client, &hold.session, None));
+            return Some(client.send_update(SessionUpdate::new(&hold.session, registry, None)));
         }
         // A hold of 0 has no session, so the server cannot recognise a repeated charge: it is sent once.
         (actual > 0).then(|| client.send_charge(&hold.session, actual))

@@ -38,8 +38,8 @@ pub(crate) struct HoldRegistry {
 
 struct Sessions {
     schedule: Schedule,
-    /// The runtimes that run a renewal task, and when each looked at the sessions last.
-    renewing_runtimes: Vec<(Id, Instant)>,
+    /// The runtimes that run a renewal task.
+    renewing_runtimes: Vec<Id>,
 }
 
 /// The sessions that one call creates. Holds of this call on the same key share a session.
@@ -139,7 +139,7 @@ impl HoldRegistry {
         let key = (Arc::clone(&session.key), session.params.clone());
         let mut sessions = self.sessions();
         let open = sessions.schedule.open.entry(key).or_default();
-        open.retain(|known| !known.is_closed());
+        open.retain(|known| !known.state().phase.is_closed);
         if !open.iter().any(|known| Arc::ptr_eq(known, session)) {
             open.push(Arc::clone(session));
         }
@@ -165,14 +165,14 @@ impl HoldRegistry {
     /// Makes sure that a task of this runtime renews.
     fn ensure_task(self: &Arc<Self>, mut sessions: MutexGuard<'_, Sessions>) {
         let Ok(runtime) = Handle::try_current() else { return };
-        if sessions.renewing_runtimes.iter().any(|renewing| renewing.0 == runtime.id()) || !runtime::has_timer() {
+        if sessions.renewing_runtimes.contains(&runtime.id()) || !runtime::has_timer() {
             return;
         }
         let Some(transport) = self.transport.upgrade() else { return };
-        sessions.renewing_runtimes.push((runtime.id(), Instant::now()));
+        sessions.renewing_runtimes.push(runtime.id());
         // Unlocked before `spawn`: a runtime that shuts down drops the task, and with it `RenewalTask`, within `spawn`.
         drop(sessions);
-        let task = RenewalTask { registry: Arc::clone(self), runtime: runtime.id() };
+        let task = RenewalTask { registry: Arc::clone(self), runtime: runtime.id(), ran_at: Instant::now() };
         runtime.spawn(task.run(transport));
     }
 
@@ -180,41 +180,19 @@ impl HoldRegistry {
     pub(super) fn update(self: &Arc<Self>, session: &Arc<Session>) {
         self.track(session);
         if let Some(transport) = self.transport.upgrade() {
-            drop(self.send_update(&*transport, session, None));
+            drop(transport.send_update(SessionUpdate::new(session, self, None)));
         }
-    }
-
-    /// Queues an update, which has a clone of `in_flight` until it ends. If the update cannot be queued, the session is still
-    /// in the schedule.
-    pub(crate) fn send_update(
-        self: &Arc<Self>,
-        transport: &dyn HoldTransport,
-        session: &Arc<Session>,
-        in_flight: Option<&Arc<()>>,
-    ) -> Result<BoxFuture<Result<(), Error>>, Error> {
-        transport.send_update(SessionUpdate::new(Arc::clone(session), Arc::clone(self), in_flight.cloned()))
     }
 
     /// Returns the work that is due now, of at most `max` sessions, and the time until the next visit. `None` if there is
     /// no session; the task of this runtime then ends.
     pub(super) fn take_due(&self, runtime: Id, max: usize) -> Option<(Vec<(Arc<Session>, SessionDue)>, Duration)> {
         let mut sessions = self.sessions();
-        let looked_at = sessions.renewing_runtimes.iter_mut().find(|renewing| renewing.0 == runtime);
-        let pause = looked_at.map(|(_, looked_at)| std::mem::replace(looked_at, Instant::now()).elapsed());
-        if pause.is_some_and(|pause| pause > self.expiry / 3) {
-            // Unlocked, because an observer may drop a guard.
-            drop(sessions);
-            self.observers.emit_in_task(|| Event::Warning {
-                message: "renewing holds is late, and they may expire: nothing has driven the tokio runtime in which they \
-                          were made; make holds in a runtime that runs until they end",
-            });
-            sessions = self.sessions();
-        }
         let due = sessions.schedule.take_due(max, self.expiry);
         if due.is_empty() && sessions.schedule.is_empty() {
             sessions.schedule.open.clear();
             // Under the lock under which no session was found: a session that comes after this starts another task.
-            sessions.renewing_runtimes.retain(|renewing| renewing.0 != runtime);
+            sessions.renewing_runtimes.retain(|renewing| *renewing != runtime);
             return None;
         }
         Some((due, sessions.schedule.until_next()))
@@ -245,6 +223,7 @@ impl HoldRegistry {
 pub(super) struct RenewalTask {
     pub(super) registry: Arc<HoldRegistry>,
     pub(super) runtime: Id,
+    pub(super) ran_at: Instant,
 }
 
 impl RenewalTask {
@@ -252,11 +231,17 @@ impl RenewalTask {
     const MAX_IN_FLIGHT: usize = 10_000;
     const MIN_PAUSE: Duration = Duration::from_millis(5);
 
-    pub(super) async fn run(self, transport: Arc<dyn HoldTransport>) {
+    pub(super) async fn run(mut self, transport: Arc<dyn HoldTransport>) {
         // Each update has a clone until it ends.
         let (in_flight, mut pause) = (Arc::new(()), Self::MIN_PAUSE);
         loop {
             sleep(pause).await;
+            if std::mem::replace(&mut self.ran_at, Instant::now()).elapsed() > self.registry.expiry / 3 {
+                self.registry.observers.emit_in_task(|| Event::Warning {
+                    message: "renewing holds is late, and they may expire: nothing has driven the tokio runtime in which \
+                              they were made; make holds in a runtime that runs until they end",
+                });
+            }
             let room = Self::MAX_IN_FLIGHT.saturating_sub(Arc::strong_count(&in_flight) - 1);
             let Some((due, until_next)) = self.registry.take_due(self.runtime, room) else { return };
             for (session, due) in due {
@@ -272,7 +257,10 @@ impl RenewalTask {
                             self.registry.track(&session);
                         }
                     }
-                    SessionDue::Update => drop(self.registry.send_update(&*transport, &session, Some(&in_flight))),
+                    SessionDue::Update => {
+                        let update = SessionUpdate::new(&session, &self.registry, Some(&in_flight));
+                        drop(transport.send_update(update));
+                    }
                 }
             }
             // Work that becomes due earlier waits for at most a tick.
@@ -283,6 +271,6 @@ impl RenewalTask {
 
 impl Drop for RenewalTask {
     fn drop(&mut self) {
-        self.registry.sessions().renewing_runtimes.retain(|renewing| renewing.0 != self.runtime);
+        self.registry.sessions().renewing_runtimes.retain(|renewing| *renewing != self.runtime);
     }
 }

@@ -155,11 +155,6 @@ impl Session {
         Some((state.visited_at.replace(next), next))
     }
 
-    /// Whether the session accepts no more holds.
-    pub(super) fn is_closed(&self) -> bool {
-        self.state().phase.is_closed
-    }
-
     /// A surcharge was not sent. The session charges it later, but not for longer than the expiry: a dropped limiter must
     /// not wait for a server that is gone.
     pub(super) fn charge_not_sent(&self, surcharge: u64, tick: Duration, expiry: Duration) {

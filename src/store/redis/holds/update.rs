@@ -23,10 +23,19 @@ pub(crate) struct SessionUpdate {
 }
 
 impl SessionUpdate {
-    pub(super) fn new(session: Arc<Session>, registry: Arc<HoldRegistry>, in_flight: Option<Arc<()>>) -> Self {
-        session.start_update();
-        let target = session.target();
-        Self { session, target, snapshot: None, registry, end: UpdateEnd::NotSent, _in_flight: in_flight }
+    /// An update that has a clone of `in_flight` until it ends. If it cannot be queued, the session is still in the schedule.
+    pub(crate) fn new(session: &Arc<Session>, registry: &Arc<HoldRegistry>, in_flight: Option<&Arc<()>>) -> Self {
+        let mut state = session.state();
+        state.updates += 1;
+        state.updating_since = Instant::now();
+        Self {
+            session: Arc::clone(session),
+            target: Arc::clone(&state.target),
+            snapshot: None,
+            registry: Arc::clone(registry),
+            end: UpdateEnd::NotSent,
+            _in_flight: in_flight.cloned(),
+        }
     }
 
     /// Takes all settlements until now, if this is the first update of the session in its call.
@@ -40,7 +49,9 @@ impl SessionUpdate {
 
     /// Returns the numbers to send, or `None` if this update sends nothing.
     pub(crate) fn encode(&self) -> Option<[f64; 5]> {
-        self.snapshot.as_ref().map(SessionSnapshot::encode)
+        let SessionSnapshot { sums: Sums { released, charged, .. }, id, ends, renames, held, .. } = self.snapshot?;
+        let ends = if ends { 1 } else { 2 * u64::from(renames) };
+        Some([id, released, charged, ends, held].map(to_f64))
     }
 
     /// The server has replied that it has run nothing of the call.
@@ -86,15 +97,6 @@ struct SessionSnapshot {
     sent_at: Instant,
 }
 
-impl SessionSnapshot {
-    /// Returns the numbers of an update.
-    fn encode(&self) -> [f64; 5] {
-        let Sums { released, charged, .. } = self.sums;
-        let ends = if self.ends { 1 } else { 2 * u64::from(self.renames) };
-        [self.id, released, charged, ends, self.held].map(to_f64)
-    }
-}
-
 /// How an update ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UpdateEnd {
@@ -105,13 +107,6 @@ enum UpdateEnd {
 }
 
 impl Session {
-    /// Adds an update in flight.
-    fn start_update(&self) {
-        let mut state = self.state();
-        state.updates += 1;
-        state.updating_since = Instant::now();
-    }
-
     /// Ends an update in flight. The next update waits: after a lost one twice as long each time, up to a sixth of the
     /// expiry: several fit between the first one and the expiry.
     fn end_update(&self, end: UpdateEnd, tick: Duration, expiry: Duration) {

@@ -1,7 +1,6 @@
 use std::hash::{BuildHasher as _, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use foldhash::quality::RandomState;
@@ -42,7 +41,7 @@ pub(crate) struct LeaseBook {
     due: Mutex<Vec<u32>>,
     pub(super) wake: Notify,
     /// A reply has arrived.
-    replied: Notify,
+    pub(super) replied: Notify,
     /// The number of the task that renews the leases. Each task has a higher one than those before.
     pub(super) task: AtomicU64,
     /// When the task ran last, by the clock of the leases; 0 for no task.
@@ -187,11 +186,6 @@ impl LeaseBook {
     /// The next report of each lease does not wait for the reply to the last one, and carries its sums.
     pub(super) fn give_up_reports(&self) {
         self.leases().leases.iter_mut().flatten().for_each(|lease| lease.is_in_flight = false);
-    }
-
-    /// Waits for a reply, or a short time.
-    pub(super) async fn replied(&self, at_most: Duration) {
-        let _ = tokio::time::timeout(at_most, self.replied.notified()).await;
     }
 
     /// Records the reply to a report: see [`LeaseRenewal::finish`].

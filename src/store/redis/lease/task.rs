@@ -71,7 +71,7 @@ impl LeaseBook {
                      server"
                 )));
             }
-            self.replied(Duration::from_millis(5)).await;
+            let _ = timeout(Duration::from_millis(5), self.replied.notified()).await;
         }
     }
 

@@ -35,7 +35,7 @@ const LISTS: [(&str, &str); 10] = [
 ];
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident in $list:ident { $($(#[$code_doc:meta])* $code:ident = $lua:ident),* $(,)? })*) => {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$code_doc:meta])* $code:ident = $lua:ident),* $(,)? })*) => {
         $(
             $(#[$doc])*
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ macro_rules! codes {
 codes! {
     /// The operation codes of the script.
     #[derive(Default)]
-    Operation in OPERATION {
+    Operation {
         #[default]
         Acquisition = acquire,
         Peek = peek,
@@ -80,7 +80,7 @@ codes! {
     }
 
     /// Why an operation has failed: in the place of each of its results.
-    Failure in FAILURE {
+    Failure {
         /// A key holds bytes that are not a state of its algorithm.
         InvalidState = invalid_state,
         /// The server does not know the session or the lease.
