@@ -16,7 +16,7 @@ use crate::store::RedisLimit;
 /// The sub-keys by which policies count, and their conditions, by their names in configuration: see [the module](super).
 #[must_use]
 pub struct KeyParts<Key: ?Sized> {
-    builders: Vec<(String, Builder<Key>)>,
+    sub_keys: Vec<(String, Box<dyn BuildLimit<Key>>)>,
     conditions: Vec<(String, Condition<Key>)>,
 }
 
@@ -40,7 +40,7 @@ type ConfiguredSubKey<P, Units, When> = OnlyIf<KeepFree<P, Units>, When>;
 impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// Creates an empty collection.
     pub fn new() -> Self {
-        Self { builders: Vec::new(), conditions: Vec::new() }
+        Self { sub_keys: Vec::new(), conditions: Vec::new() }
     }
 
     /// Adds a sub-key. It replaces an earlier sub-key of the same name.
@@ -50,16 +50,8 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         F: Fn(&Key) -> SubKey + Send + Sync + 'static,
     {
         let (name, sub_key): (String, SubKeyFn<Key, SubKey>) = (name.into(), Arc::new(sub_key));
-        let builder = Builder {
-            #[cfg(feature = "redis")]
-            in_redis: {
-                let sub_key = sub_key.clone();
-                Box::new(move |policy, conditions| limit_in_redis(policy, sub_key.clone(), conditions))
-            },
-            in_memory: Box::new(move |policy, conditions| limit_in_memory(policy, sub_key.clone(), conditions)),
-        };
-        self.builders.retain(|(other, _)| *other != name);
-        self.builders.push((name, builder));
+        self.sub_keys.retain(|(other, _)| *other != name);
+        self.sub_keys.push((name, Box::new(sub_key)));
         self
     }
 
@@ -86,7 +78,7 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// Returns an error if a policy counts by an unknown sub-key or has an unknown condition, or if two policies have one
     /// name. The error names the policy and the field.
     pub fn limits(&self, policies: &[Policy]) -> Result<Vec<DynLimit<Key>>, Error> {
-        self.build(policies, |builder, policy, conditions| (builder.in_memory)(policy, conditions))
+        self.build(policies, |sub_key, policy, conditions| sub_key.in_memory(policy, conditions))
     }
 
     /// Builds the limits of the policies, for [`Redis`](crate::Redis).
@@ -96,27 +88,27 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
     /// As [`limits`](Self::limits).
     #[cfg(feature = "redis")]
     pub fn redis_limits(&self, policies: &[Policy]) -> Result<Vec<RedisLimit<Key>>, Error> {
-        self.build(policies, |builder, policy, conditions| (builder.in_redis)(policy, conditions))
+        self.build(policies, |sub_key, policy, conditions| sub_key.in_redis(policy, conditions))
     }
 
     fn build<L>(
         &self,
         policies: &[Policy],
-        build: impl Fn(&Builder<Key>, &Policy, Conditions<Key>) -> L,
+        build: impl Fn(&dyn BuildLimit<Key>, &Policy, Conditions<Key>) -> L,
     ) -> Result<Vec<L>, Error> {
         let build = |(index, policy): (usize, &Policy)| {
             check_name(index, policy, policies.iter())?;
             policy.check_block(policies).map_err(|problem| field_error(index, policy, "escalate", &problem))?;
-            let builder = match &policy.fields.by {
-                Some(Names::One(by)) => self.builders.iter().find(|(name, _)| name == by),
+            let sub_key = match &policy.fields.by {
+                Some(Names::One(by)) => self.sub_keys.iter().find(|(name, _)| name == by),
                 _ => None,
             };
-            let (_, builder) = builder.ok_or_else(|| {
-                let known = list_of(self.builders.iter().map(|(name, _)| name));
+            let (_, sub_key) = sub_key.ok_or_else(|| {
+                let known = list_of(self.sub_keys.iter().map(|(name, _)| name));
                 let problem = format!("unknown sub-key {:?}; use one of {known}", policy.by());
                 field_error(index, policy, "by", &problem)
             })?;
-            Ok(build(builder, policy, self.conditions_of(index, policy)?))
+            Ok(build(&**sub_key, policy, self.conditions_of(index, policy)?))
         };
         policies.iter().enumerate().map(build).collect()
     }
@@ -189,40 +181,29 @@ macro_rules! with_algorithm {
     };
 }
 
-/// Builds the limits of policies that count by one sub-key.
-struct Builder<Key: ?Sized> {
-    in_memory: Box<BuildLimit<Key, DynLimit<Key>>>,
+/// A sub-key, which builds the limits of the policies that count by it.
+pub(crate) trait BuildLimit<Key: ?Sized>: Send + Sync {
+    /// Builds the limit of a policy for memory.
+    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key>;
+
+    /// Builds the limit of a policy for Redis.
     #[cfg(feature = "redis")]
-    in_redis: Box<BuildLimit<Key, RedisLimit<Key>>>,
+    fn in_redis(&self, policy: &Policy, conditions: Conditions<Key>) -> RedisLimit<Key>;
 }
 
-type BuildLimit<Key, Limit> = dyn Fn(&Policy, Conditions<Key>) -> Limit + Send + Sync;
-
-/// Builds the limit of a policy for memory, by a sub-key and a condition that the caller has found.
-pub(crate) fn limit_in_memory<Key, SubKey>(
-    policy: &Policy,
-    sub_key: SubKeyFn<Key, SubKey>,
-    conditions: Conditions<Key>,
-) -> DynLimit<Key>
-where
-    Key: ?Sized + 'static,
-    SubKey: Hash + 'static,
-{
-    with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, sub_key, conditions)))
-}
-
-/// Builds the limit of a policy for Redis, as [`limit_in_memory`] does for memory.
-#[cfg(feature = "redis")]
-pub(crate) fn limit_in_redis<Key, SubKey>(
-    policy: &Policy,
-    sub_key: SubKeyFn<Key, SubKey>,
-    conditions: Conditions<Key>,
-) -> RedisLimit<Key>
+impl<Key, SubKey> BuildLimit<Key> for SubKeyFn<Key, SubKey>
 where
     Key: ?Sized + 'static,
     SubKey: Hash + EncodeKey + 'static,
 {
-    with_algorithm!(policy, algorithm => RedisLimit::new(limit_of(policy, algorithm, sub_key, conditions)))
+    fn in_memory(&self, policy: &Policy, conditions: Conditions<Key>) -> DynLimit<Key> {
+        with_algorithm!(policy, algorithm => DynLimit::new(limit_of(policy, algorithm, self.clone(), conditions)))
+    }
+
+    #[cfg(feature = "redis")]
+    fn in_redis(&self, policy: &Policy, conditions: Conditions<Key>) -> RedisLimit<Key> {
+        with_algorithm!(policy, algorithm => RedisLimit::new(limit_of(policy, algorithm, self.clone(), conditions)))
+    }
 }
 
 /// Returns what the checks of a limiter's limits need of a policy.
@@ -276,6 +257,6 @@ impl_default!([Key: ?Sized + 'static] KeyParts<Key>);
 
 impl<Key: ?Sized> fmt::Debug for KeyParts<Key> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.builders.iter().map(|(name, _)| name)).finish()
+        f.debug_set().entries(self.sub_keys.iter().map(|(name, _)| name)).finish()
     }
 }

@@ -19,9 +19,7 @@ mod read;
 
 pub(crate) use self::fields::PolicyFields;
 pub use self::key_parts::KeyParts;
-#[cfg(feature = "redis")]
-pub(crate) use self::key_parts::limit_in_redis;
-pub(crate) use self::key_parts::{Conditions, SubKeyFn, check_name, field_error, limit_in_memory, list_of};
+pub(crate) use self::key_parts::{BuildLimit, Conditions, SubKeyFn, check_name, field_error, list_of};
 pub(crate) use self::names::{Names, Values, When};
 use crate::algorithm::{Algorithm as _, FixedWindow, Gcra, InFlight, LeakyQueue, SlidingLog, SlidingWindow};
 use crate::calendar::Calendar;

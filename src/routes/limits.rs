@@ -5,9 +5,7 @@ use super::key::{RequestKey, Rule, SubKey};
 use super::part::Source;
 use super::parts::{ExtractParts, NamedRoute, Plan, RequestParts};
 use super::policy::{RouteCondition, RoutePolicies, RoutePolicy, routes_in};
-#[cfg(feature = "redis")]
-use crate::config::limit_in_redis;
-use crate::config::{Conditions, Policy, SubKeyFn, When, check_name, field_error, limit_in_memory};
+use crate::config::{BuildLimit, Conditions, Policy, SubKeyFn, When, check_name, field_error};
 use crate::error::Error;
 use crate::key::NO_ROUTE;
 use crate::middleware::cost::UnitCost;
@@ -125,7 +123,8 @@ impl<A, U> ExtractParts<A, U> {
             })?;
             let rule = Arc::new(rule);
             self.check::<S>(index, policy, &rule)?;
-            limits.push(S::limit(policy.policy(), &rule));
+            let (sub_key, conditions) = parts_of(&rule);
+            limits.push(S::limit(&sub_key, policy.policy(), conditions));
             plan.rules.push(rule);
             let kept_free = policy.policy().keep_free().filter_map(|(name, _)| policies.conditions.get(name));
             for name in policy.routes().chain(kept_free.flat_map(RouteCondition::routes)) {
@@ -190,7 +189,7 @@ pub trait RouteStore: Clone + sealed::Sealed {
     const IS_SHARED: bool;
 
     #[allow(private_interfaces, reason = "sealed")]
-    fn limit(policy: &Policy, rule: &Arc<Rule>) -> Self::Limit;
+    fn limit(by: &dyn BuildLimit<RequestKey>, policy: &Policy, conditions: Conditions<RequestKey>) -> Self::Limit;
 
     fn replace_limits(&self, limits: Vec<Self::Limit>) -> Result<(), Error>;
 }
@@ -220,9 +219,8 @@ impl RouteStore for Memory<RequestKey> {
     const IS_SHARED: bool = false;
 
     #[allow(private_interfaces, reason = "sealed")]
-    fn limit(policy: &Policy, rule: &Arc<Rule>) -> Self::Limit {
-        let (sub_key, conditions) = parts_of(rule);
-        limit_in_memory(policy, sub_key, conditions)
+    fn limit(by: &dyn BuildLimit<RequestKey>, policy: &Policy, conditions: Conditions<RequestKey>) -> Self::Limit {
+        by.in_memory(policy, conditions)
     }
 
     fn replace_limits(&self, limits: Vec<Self::Limit>) -> Result<(), Error> {
@@ -237,9 +235,8 @@ impl RouteStore for Redis<RequestKey> {
     const IS_SHARED: bool = true;
 
     #[allow(private_interfaces, reason = "sealed")]
-    fn limit(policy: &Policy, rule: &Arc<Rule>) -> Self::Limit {
-        let (sub_key, conditions) = parts_of(rule);
-        limit_in_redis(policy, sub_key, conditions)
+    fn limit(by: &dyn BuildLimit<RequestKey>, policy: &Policy, conditions: Conditions<RequestKey>) -> Self::Limit {
+        by.in_redis(policy, conditions)
     }
 
     fn replace_limits(&self, limits: Vec<Self::Limit>) -> Result<(), Error> {
