@@ -45,6 +45,16 @@ pub enum AdminOperation<'a> {
 }
 
 impl AdminOperation<'_> {
+    /// Returns the operation on the limit with this name, if it is on one limit.
+    pub(super) fn on_limit(self, limit: &str) -> AdminOperation<'_> {
+        match self {
+            Self::SetUsage { used, .. } => AdminOperation::SetUsage { limit, used },
+            Self::Block { duration, reason, .. } => AdminOperation::Block { limit, duration, reason },
+            Self::Reset => AdminOperation::Reset,
+            Self::Settle { id, actual } => AdminOperation::Settle { id, actual },
+        }
+    }
+
     /// Whether the limiter may allow more after the operation than before.
     fn may_add_capacity(&self) -> bool {
         !matches!(self, Self::Block { duration, .. } if !duration.is_zero())

@@ -95,7 +95,8 @@ impl<A, B> Chained<A, B> {
         A: Limiter<Key>,
         B: Limiter<Key>,
     {
-        options_for_both("`Chained`", &self.first, &self.second, key, options)
+        let options = options_for_both("`Chained`", &self.first, &self.second, key, options)?;
+        Ok(options.max_delay(Duration::ZERO))
     }
 
     fn after_first<Key>(
@@ -163,25 +164,6 @@ impl<A, B> Chained<A, B> {
             Err(error) => release(held).map_result(|_| Err(error)),
         }
     }
-
-    /// Runs an operation on the second limiter if the first does not have the limit or the operation.
-    fn or_try_second<Key>(
-        &self,
-        key: &Key,
-        operation: AdminOperation<'_>,
-        run: impl FnOnce(&B, &Key) -> LimiterFuture<()> + Send + 'static,
-    ) -> LimiterFuture<()>
-    where
-        Key: ToOwned + ?Sized + 'static,
-        Key::Owned: Send + 'static,
-        A: Limiter<Key>,
-        B: Clone + Send + Sync + 'static,
-    {
-        then(self.first.administer(key, operation), &self.second, key, |second, key, first| match first {
-            Err(error) if error.is_config() || error.is_unsupported() => run(second, key),
-            result => LimiterFuture::ready(result),
-        })
-    }
 }
 
 /// Releases a held cost. Callers ignore an error: the hold then expires in the store, and the decision is the same.
@@ -213,26 +195,22 @@ where
     B: Limiter<Key> + Clone,
 {
     fn acquire(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        let options = match self.checked(key, options) {
-            Ok(options) => options.max_delay(Duration::ZERO),
-            Err(error) => return LimiterFuture::ready(Err(error)),
-        };
-        // Fixed costs stay held, too, until the second limiter has decided.
-        let first = self.first.acquire(key, options.hold_all_costs());
-        then(first, self, key, move |this, key, first| this.after_first(key, options, first))
+        LimiterFuture::of_result(self.checked(key, options).map(|options| {
+            // Fixed costs stay held, too, until the second limiter has decided.
+            let first = self.first.acquire(key, options.hold_all_costs());
+            then(first, self, key, move |this, key, first| this.after_first(key, options, first))
+        }))
     }
 
     fn peek(&self, key: &Key, options: AcquireOptions) -> LimiterFuture<Decision> {
-        let options = match self.checked(key, options) {
-            Ok(options) => options.max_delay(Duration::ZERO),
-            Err(error) => return LimiterFuture::ready(Err(error)),
-        };
-        let of_part = peek_options(options);
-        let joined = self.first.peek(key, of_part).join(self.second.peek(key, of_part));
-        joined.map_result(move |joined| {
-            let (first, second) = joined?;
-            Ok(merge_decisions(options, Some(first?), Some(second?)))
-        })
+        LimiterFuture::of_result(self.checked(key, options).map(|options| {
+            let of_part = peek_options(options);
+            let joined = self.first.peek(key, of_part).join(self.second.peek(key, of_part));
+            joined.map_result(move |joined| {
+                let (first, second) = joined?;
+                Ok(merge_decisions(options, Some(first?), Some(second?)))
+            })
+        }))
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
@@ -246,16 +224,14 @@ where
                 LimiterFuture::unsupported("settling failed: `Chained` does not support reservation ids")
             }
             AdminOperation::Reset => self.first.administer(key, operation).and(self.second.administer(key, operation)),
-            AdminOperation::SetUsage { limit, used } => {
-                let limit = limit.to_owned();
-                self.or_try_second(key, operation, move |second, key| {
-                    second.administer(key, AdminOperation::SetUsage { limit: &limit, used })
-                })
-            }
-            AdminOperation::Block { limit, duration, reason } => {
-                let limit = limit.to_owned();
-                self.or_try_second(key, operation, move |second, key| {
-                    second.administer(key, AdminOperation::Block { limit: &limit, duration, reason })
+            AdminOperation::SetUsage { limit, .. } | AdminOperation::Block { limit, .. } => {
+                let (unnamed, limit) = (operation.on_limit(""), limit.to_owned());
+                then(self.first.administer(key, operation), &self.second, key, move |second, key, first| match first {
+                    // The first limiter has no limit of this name, or no such operation.
+                    Err(error) if error.is_config() || error.is_unsupported() => {
+                        second.administer(key, unnamed.on_limit(&limit))
+                    }
+                    result => LimiterFuture::ready(result),
                 })
             }
         }

@@ -181,9 +181,7 @@ impl<C: Clock> CacheState<C> {
         if options.reservation_id().is_some() {
             return None;
         }
-        let [first, second] = candidates.slots;
-        let hash = candidates.hash;
-        self.lookup_in(first, hash, options, now).or_else(|| self.lookup_in(second, hash, options, now))
+        candidates.slots.into_iter().find_map(|slot| self.lookup_in(slot, candidates.hash, options, now))
     }
 
     fn lookup_in(&self, slot: usize, hash: u64, options: AcquireOptions, now: Timestamp) -> Option<Decision> {

@@ -59,14 +59,14 @@ impl<P, S> Fallback<P, S> {
         S: Limiter<Key> + Clone,
         T: Send + 'static,
     {
-        let options = match options_for_both("`Fallback`", &self.primary, &self.secondary, key, options) {
-            Ok(options) => options,
-            Err(error) => return LimiterFuture::ready(Err(error)),
-        };
-        then(primary(&self.primary, key, options), &self.secondary, key, move |limiter, key, decided| match decided {
-            Err(error) if error.is_unavailable() => secondary(limiter, key, options).map(mark),
-            result => LimiterFuture::ready(result),
-        })
+        let options = options_for_both("`Fallback`", &self.primary, &self.secondary, key, options);
+        LimiterFuture::of_result(options.map(|options| {
+            then(primary(&self.primary, key, options), &self.secondary, key, move |limiter, key, decided| match decided
+            {
+                Err(error) if error.is_unavailable() => secondary(limiter, key, options).map(mark),
+                result => LimiterFuture::ready(result),
+            })
+        }))
     }
 }
 

@@ -41,7 +41,6 @@ impl<T> LimiterFuture<T> {
     }
 
     /// Returns the future, or one that is ready with the error that has prevented it.
-    #[cfg(feature = "redis")]
     pub(crate) fn of_result(started: Result<Self, Error>) -> Self {
         started.unwrap_or_else(|error| Self::ready(Err(error)))
     }
