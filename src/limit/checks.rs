@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use super::LimitCost;
-use super::guarantee::{Shares, check_shares};
+use super::guarantee::{SharePart, Shares, check_shares};
 use crate::algorithm::ShareCapacity;
 use crate::decision::{Name, ShareRole, Unit, WarnAt, first_invalid_name_char};
 use crate::error::Error;
@@ -20,9 +20,7 @@ pub(crate) struct LimitFacts {
     pub(crate) is_queue: bool,
     pub(crate) cost: LimitCost,
     pub(crate) is_shadow: bool,
-    pub(crate) share: ShareRole,
-    /// Of a share the number of sub-keys that have one; of a limit beside shares the units that are kept free.
-    pub(crate) share_units: u64,
+    pub(crate) share: SharePart,
     /// What the limit's algorithm can guarantee, if it is the same for all keys.
     pub(crate) capacity: Option<ShareCapacity>,
     /// The mark of the near-limit signal, if the limit has one.
@@ -54,23 +52,9 @@ impl LimitFacts {
         }
     }
 
-    /// Returns whether the limit denies requests.
-    pub(crate) fn denies(&self) -> bool {
-        !self.is_shadow && self.share != ShareRole::Share
-    }
-
-    /// Sets the part of the limit in the guaranteed shares of its limiter.
-    #[cfg(feature = "redis")]
-    pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {
-        if let Some(shares) = shares {
-            shares.place_limit(self.cost, &mut self.share, &mut self.share_units);
-        }
-    }
-
-    /// Returns the units that are kept free from a request that borrows, where the limit itself keeps `own` free.
-    #[cfg(feature = "redis")]
-    pub(crate) fn kept_free(&self, own: Option<u64>) -> Option<u64> {
-        own.max((self.share == ShareRole::Common).then_some(self.share_units))
+    /// Calls `visit` with the limit's name, with whether it denies requests, and with the unit of its cost.
+    pub(crate) fn describe(&self, visit: &mut dyn FnMut(&str, bool, Option<&'static str>)) {
+        visit(self.name.as_str(), !self.is_shadow && self.share.role != ShareRole::Share, self.cost.unit());
     }
 }
 
@@ -122,7 +106,8 @@ fn check_names(limits: &[LimitFacts]) -> Result<(), Error> {
 /// that satisfy the condition apart from the others, and would so allow its quota twice. The same holds for units that are
 /// kept free.
 fn check_sub_keys(limits: &[LimitFacts]) -> Result<(), Error> {
-    let reads_key = |limit: &&LimitFacts| limit.is_conditional || limit.keeps_free || limit.share == ShareRole::Share;
+    let reads_key =
+        |limit: &&LimitFacts| limit.is_conditional || limit.keeps_free || limit.share.role == ShareRole::Share;
     let conditional = limits.iter().find(reads_key);
     let whole = limits.iter().find(|limit| limit.is_whole_key);
     match (conditional, whole) {

@@ -89,30 +89,48 @@ impl<A, P> Limit<A, P> {
     /// assert!((2..=8).all(|tenant| limiter.check(&Call { tenant }, 20).is_allowed()));
     /// ```
     pub fn guarantee(mut self, sub_keys: u64) -> Self {
-        (self.share, self.share_units) = (ShareRole::Share, sub_keys);
+        self.share = SharePart { role: ShareRole::Share, units: sub_keys };
         self
     }
 
-    /// Sets the part of the limit in the guaranteed shares of its limiter.
-    pub(crate) fn set_shares(&mut self, shares: Option<Shares>) {
-        if let Some(shares) = shares {
-            shares.place_limit(self.cost, &mut self.share, &mut self.share_units);
-        }
-    }
-
-    /// See [`set_shares`](Self::set_shares).
+    /// Places the limit among the guaranteed shares of its limiter.
     pub(crate) fn beside(mut self, shares: Option<Shares>) -> Self {
-        self.set_shares(shares);
+        self.share.place(shares, self.cost);
         self
     }
 
     pub(crate) fn share(&self) -> ShareRole {
-        self.share
+        self.share.role
     }
 
     /// Returns the number of sub-keys that have a share, if the limit guarantees shares.
     pub(crate) fn share_count(&self) -> Option<u64> {
-        (self.share == ShareRole::Share).then_some(self.share_units)
+        (self.share.role == ShareRole::Share).then_some(self.share.units)
+    }
+}
+
+/// The part of a limit in the guaranteed shares of its limiter.
+#[derive(Clone, Copy)]
+pub(crate) struct SharePart {
+    pub(crate) role: ShareRole,
+    /// Of a share the number of sub-keys that have one; of a limit beside shares the units that are kept free.
+    units: u64,
+}
+
+impl SharePart {
+    pub(super) const NONE: Self = Self { role: ShareRole::None, units: 0 };
+
+    /// Places a limit of this cost among the shares of its limiter, if there are any.
+    pub(crate) fn place(&mut self, shares: Option<Shares>, cost: LimitCost) {
+        if let Some(shares) = shares.filter(|shares| shares.is_beside(self.role, cost)) {
+            *self = Self { role: ShareRole::Common, units: shares.kept };
+        }
+    }
+
+    /// Returns the units that are kept free from a request that borrows, where the limit itself keeps `own` free.
+    #[inline]
+    pub(crate) fn kept_free(self, own: Option<u64>) -> Option<u64> {
+        own.max((self.role == ShareRole::Common).then_some(self.units))
     }
 }
 
@@ -128,14 +146,6 @@ impl Shares {
     fn is_beside(self, role: ShareRole, cost: LimitCost) -> bool {
         role != ShareRole::Share && cost == self.cost
     }
-
-    /// Sets the role of a limit of this cost, if it is beside the shares, and the units that it keeps free from requests
-    /// that borrow.
-    pub(crate) fn place_limit(self, cost: LimitCost, role: &mut ShareRole, units: &mut u64) {
-        if self.is_beside(*role, cost) {
-            (*role, *units) = (ShareRole::Common, self.kept);
-        }
-    }
 }
 
 /// Checks the guaranteed shares of a limiter, if there are any.
@@ -145,7 +155,7 @@ impl Shares {
 /// Returns an error if the common limits cannot serve all shares: see
 /// [`Limit::guarantee`](super::Limit::guarantee).
 pub(super) fn check_shares(limits: &[LimitFacts]) -> Result<Option<Shares>, Error> {
-    let mut found = limits.iter().filter(|limit| limit.share == ShareRole::Share);
+    let mut found = limits.iter().filter(|limit| limit.share.role == ShareRole::Share);
     let Some(share) = found.next() else { return Ok(None) };
     let refuse = |problem: &str| Err(Error::config(format!("guaranteed share {:?}: {problem}", share.name.as_str())));
     if let Some(second) = found.next() {
@@ -155,7 +165,7 @@ pub(super) fn check_shares(limits: &[LimitFacts]) -> Result<Option<Shares>, Erro
             second.name.as_str()
         ));
     }
-    let sub_keys = share.share_units;
+    let sub_keys = share.share.units;
     if sub_keys == 0 {
         return refuse("there are 0 sub-keys; pass the number of sub-keys that have a share");
     }
@@ -170,7 +180,7 @@ pub(super) fn check_shares(limits: &[LimitFacts]) -> Result<Option<Shares>, Erro
         return refuse("the sum of all bursts is above 2^64; lower the number of sub-keys or the burst");
     };
     let shares = Shares { kept, cost: share.cost };
-    let mut commons = limits.iter().filter(|limit| shares.is_beside(limit.share, limit.cost)).peekable();
+    let mut commons = limits.iter().filter(|limit| shares.is_beside(limit.share.role, limit.cost)).peekable();
     if commons.peek().is_none() {
         return refuse(
             "no other limit of the limiter counts the same cost; add the limit from which requests borrow, with the \

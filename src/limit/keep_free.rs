@@ -2,7 +2,6 @@ use std::fmt;
 
 use super::Limit;
 use super::sub_key::{SubKeyFacts, SubKeyOf};
-use crate::decision::ShareRole;
 
 impl<A, P> Limit<A, P> {
     /// Keeps units of the limit free from some requests: priority classes.
@@ -52,14 +51,7 @@ impl<A, P> Limit<A, P> {
     where
         P: SubKeyOf<Key>,
     {
-        self.kept_free_beside(self.sub_key.kept_free(key))
-    }
-
-    /// Returns the same, of what the sub-key keeps free.
-    #[inline]
-    pub(crate) fn kept_free_beside(&self, own: Option<u64>) -> Option<u64> {
-        let kept = (self.share == ShareRole::Common).then_some(self.share_units);
-        kept.max(own)
+        self.share.kept_free(self.sub_key.kept_free(key))
     }
 }
 

@@ -19,7 +19,7 @@ use std::fmt;
 pub(crate) use self::checks::{LimitFacts, check_limits};
 pub use self::condition::OnlyIf;
 pub(crate) use self::cost::LimitCost;
-pub(crate) use self::guarantee::Shares;
+pub(crate) use self::guarantee::{SharePart, Shares};
 pub use self::into_limit::IntoLimit;
 pub(crate) use self::into_limits::impl_into_limits;
 pub use self::keep_free::KeepFree;
@@ -32,7 +32,7 @@ pub(crate) use self::transition::{ReadMode, Transition};
 pub(crate) use self::warn_at::WarnKeys;
 use self::warn_at::Warning;
 use crate::algorithm::Algorithm;
-use crate::decision::{Name, ShareRole, Unit};
+use crate::decision::{Name, Unit};
 
 /// A named limit on a key or on a part of the key.
 ///
@@ -82,10 +82,7 @@ pub struct Limit<A, P = WholeKey> {
     sub_key_name: Option<Name>,
     cost: LimitCost,
     shadow: bool,
-    share: ShareRole,
-    /// Of a share the number of sub-keys that have one; of a limit beside shares the units that requests which borrow
-    /// keep free.
-    share_units: u64,
+    pub(crate) share: SharePart,
     warning: Option<Warning>,
 }
 
@@ -110,8 +107,7 @@ impl<A> Limit<A> {
             sub_key_name: None,
             cost: LimitCost::OfRequest,
             shadow: false,
-            share: ShareRole::None,
-            share_units: 0,
+            share: SharePart::NONE,
             warning: None,
         }
     }
@@ -185,8 +181,8 @@ impl<A> Limit<A> {
 impl<A, P> Limit<A, P> {
     /// Replaces the sub-key, and returns it.
     pub(crate) fn replace_sub_key<Q>(self, sub_key: Q) -> (Limit<A, Q>, P) {
-        let Self { name, algorithm, sub_key: previous, sub_key_name, cost, shadow, share, share_units, warning } = self;
-        (Limit { name, algorithm, sub_key, sub_key_name, cost, shadow, share, share_units, warning }, previous)
+        let Self { name, algorithm, sub_key: previous, sub_key_name, cost, shadow, share, warning } = self;
+        (Limit { name, algorithm, sub_key, sub_key_name, cost, shadow, share, warning }, previous)
     }
 
     fn map_sub_key<Q>(self, map: impl FnOnce(P) -> Q) -> Limit<A, Q> {
@@ -362,7 +358,6 @@ impl<A, P> Limit<A, P> {
             cost: self.cost,
             is_shadow: self.shadow,
             share: self.share,
-            share_units: self.share_units,
             capacity: self.algorithm.fixed().and_then(Algorithm::share_capacity),
             warn_at: self.warn_keys().map(|keys| keys.warn_at),
         }

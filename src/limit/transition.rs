@@ -76,7 +76,7 @@ impl<C: AlgorithmSelector, P> Limit<C, P> {
         kept_free: Option<u64>,
         options: AcquireOptions,
     ) -> Transition<'a, C::Algorithm> {
-        let (is_hold, options, share) = (options.hold, self.options(options), self.share);
+        let (is_hold, options, share) = (options.hold, self.options(options), self.share.role);
         let (holds, keeps_guard) = (options.hold, options.keeps_guard);
         let options = ChargeOptions::within(options.cost, if holds { Some(Duration::ZERO) } else { options.max_delay });
         let warn_at = self.warn_keys().map(|keys| keys.warn_at);

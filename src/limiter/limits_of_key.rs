@@ -38,6 +38,9 @@ impl LimitOfKey<'_> {
     }
 }
 
+/// Receives the name of a limit, whether it denies requests (shadows and guaranteed shares do not), and the unit of its cost.
+pub(crate) type VisitLimit<'a> = dyn FnMut(&str, bool, Option<&'static str>) + 'a;
+
 impl<'a> LimitsOfKey<'a> {
     pub(crate) fn new(visit: &'a mut dyn FnMut(LimitOfKey<'_>)) -> Self {
         Self(Visit::Limits(visit))
@@ -81,17 +84,13 @@ impl<'a> LimitsOfKey<'a> {
         }
     }
 
-    /// Runs `visit_all` and returns true, if the caller asks for units.
-    pub(crate) fn add_units(&mut self, visit_all: impl FnOnce(&mut dyn FnMut(&'static str))) -> bool {
-        let Visit::Units(visit) = &mut self.0 else { return false };
-        visit_all(visit);
-        true
-    }
-
-    /// Runs `visit_all` and returns true, if the caller asks for all limits.
-    pub(crate) fn add_all(&mut self, visit_all: impl FnOnce(&mut dyn FnMut(&str, bool))) -> bool {
-        let Visit::All(visit) = &mut self.0 else { return false };
-        visit_all(visit);
+    /// Visits all limits, if this call needs them and not the limits of the key. Returns whether it does.
+    pub(crate) fn add_all(&mut self, visit_all: impl FnOnce(&mut VisitLimit<'_>)) -> bool {
+        match &mut self.0 {
+            Visit::Limits(_) => return false,
+            Visit::Units(visit) => visit_all(&mut |_, _, unit| unit.into_iter().for_each(&mut *visit)),
+            Visit::All(visit) => visit_all(&mut |name, denies, _| visit(name, denies)),
+        }
         true
     }
 }

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use super::State;
@@ -8,7 +7,7 @@ use crate::decision::LazySnapshot;
 /// [`counter_words`](super::super::Algorithm::counter_words).
 ///
 /// `Counters` dereferences to its words.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Counters(Vec<u64>);
 
 impl Counters {
@@ -44,12 +43,6 @@ impl DerefMut for Counters {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u64] {
         &mut self.0
-    }
-}
-
-impl fmt::Debug for Counters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self[..].fmt(f)
     }
 }
 

@@ -13,21 +13,14 @@ use crate::error::Error;
 use crate::limit::{AlgorithmSelector, Limit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
 use crate::store::inner::{
-    AlgorithmExt as _, LimitFacts, LimitNumbers, LimitOfKey, LimitReading, Name, Plan, ReadMode, Shares, Transition,
-    hash_if_long, limit_id,
+    AlgorithmExt as _, LimitNumbers, LimitOfKey, LimitReading, Name, Plan, ReadMode, Shares, Transition, hash_if_long,
+    limit_id,
 };
 
 /// A limit on keys of type `Key`.
 pub(super) trait AnyLimit<Key: ?Sized>: Send + Sync {
-    fn name(&self) -> &str;
-
-    fn facts(&self) -> LimitFacts;
-
     /// Sets the part of the limit in the guaranteed shares of its limiter.
     fn set_shares(&mut self, shares: Option<Shares>);
-
-    /// Returns the unit of the limit's costs, if it names one.
-    fn unit(&self) -> Option<&'static str>;
 
     /// Returns an error if a store of bytes cannot keep the limit's states.
     fn check(&self) -> Result<(), Error>;
@@ -82,20 +75,9 @@ where
     P: SubKeyOf<Key>,
     P::SubKey: EncodeKey,
 {
-    fn name(&self) -> &str {
-        Limit::name(self)
-    }
-
-    fn facts(&self) -> LimitFacts {
-        Limit::facts(self)
-    }
-
     fn set_shares(&mut self, shares: Option<Shares>) {
-        Self::get_mut(self).expect("a limit is shared only after it was built").set_shares(shares);
-    }
-
-    fn unit(&self) -> Option<&'static str> {
-        self.cost().unit()
+        let (cost, limit) = (self.cost(), Self::get_mut(self).expect("a limit is shared only after it was built"));
+        limit.share.place(shares, cost);
     }
 
     fn check(&self) -> Result<(), Error> {

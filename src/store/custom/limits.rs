@@ -8,7 +8,7 @@ use crate::encode::EncodeKey;
 use crate::error::Error;
 use crate::limit::{IntoLimit, SelectAlgorithm, SubKeyOf};
 use crate::limiter::LimitsOfKey;
-use crate::store::inner::{check_limits, impl_into_limits};
+use crate::store::inner::{LimitFacts, check_limits, impl_into_limits};
 
 /// The limits of a store of your own, such as a table of a database.
 ///
@@ -100,11 +100,11 @@ impl<Key: ?Sized> StoreLimits<Key> {
     /// a limit's name is empty or not unique.
     pub fn new(limits: impl IntoStoreLimits<Key>) -> Result<Self, Error> {
         let mut limits = limits.into_limits();
-        let shares = check_limits(&limits.iter().map(|limit| limit.0.facts()).collect::<Vec<_>>())?;
-        for limit in &mut limits {
-            limit.0.set_shares(shares);
+        let shares = check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
+        for StoreLimit { limit, .. } in &mut limits {
+            limit.set_shares(shares);
+            limit.check()?;
         }
-        limits.iter().try_for_each(|limit| limit.0.check())?;
         Ok(Self { limits })
     }
 
@@ -123,12 +123,12 @@ impl<Key: ?Sized> StoreLimits<Key> {
             ));
         }
         options.check_no_id("a store of your own")?;
-        options.check_units(|visit| self.limits.iter().filter_map(|limit| limit.0.unit()).for_each(visit))?;
+        options.check_units(|visit| self.limits.iter().filter_map(|limit| limit.facts.cost.unit()).for_each(visit))?;
         let (mut keys, mut limits, mut not_applying) = (Vec::new(), Vec::new(), Vec::new());
         for limit in &self.limits {
-            if let Some(state_key) = limit.0.state_key(key) {
+            if let Some(state_key) = limit.limit.state_key(key) {
                 keys.push(state_key);
-                limits.push(limit.0.bind(key)?);
+                limits.push(limit.limit.bind(key)?);
             } else {
                 not_applying.push(limit.name().to_owned());
             }
@@ -138,14 +138,8 @@ impl<Key: ?Sized> StoreLimits<Key> {
 
     /// Names the limits that apply to a key and the units of all limits, for [`Limiter::limits_of`](crate::Limiter::limits_of).
     pub fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
-            self.limits.iter().for_each(|limit| visit(limit.name(), limit.0.facts().denies()));
-        };
-        let units = |visit: &mut dyn FnMut(&'static str)| {
-            self.limits.iter().filter_map(|limit| limit.0.unit()).for_each(visit);
-        };
-        if !limits.add_units(units) && !limits.add_all(add_all) {
-            self.limits.iter().for_each(|limit| limit.0.name_limit(key, limits));
+        if !limits.add_all(|visit| self.limits.iter().for_each(|limit| limit.facts.describe(visit))) {
+            self.limits.iter().for_each(|limit| limit.limit.name_limit(key, limits));
         }
     }
 }
@@ -161,7 +155,10 @@ impl<Key: ?Sized> fmt::Debug for StoreLimits<Key> {
 ///
 /// It is no [`DynLimit`](crate::DynLimit), because its sub-key needs an encoding, and no `RedisLimit`, because its algorithm
 /// needs no Lua implementation.
-pub struct StoreLimit<Key: ?Sized>(Box<dyn AnyLimit<Key>>);
+pub struct StoreLimit<Key: ?Sized> {
+    facts: LimitFacts,
+    limit: Box<dyn AnyLimit<Key>>,
+}
 
 impl<Key: ?Sized> StoreLimit<Key> {
     /// Wraps an algorithm, `per_key(..)` or a `Limit`.
@@ -172,12 +169,13 @@ impl<Key: ?Sized> StoreLimit<Key> {
         L::SubKeyFn: SubKeyOf<Key>,
         <L::SubKeyFn as SubKeyOf<Key>>::SubKey: EncodeKey,
     {
-        Self(Box::new(Arc::new(limit.into_limit())))
+        let limit = limit.into_limit();
+        Self { facts: limit.facts::<Key>(), limit: Box::new(Arc::new(limit)) }
     }
 
     /// Returns the limit's name.
     pub fn name(&self) -> &str {
-        self.0.name()
+        self.facts.name.as_str()
     }
 }
 

@@ -6,7 +6,6 @@ use super::chain::PartList;
 use super::hold_by_id::ChargedFor;
 use super::limiter::{Memory, Shared};
 use super::limits::{INLINE_LIMITS, MemoryLimits};
-use super::part::Part;
 use super::table::TableFull;
 use super::transaction::{LimitStep, Transaction};
 use super::transaction_limit::{AcquireContext, NotDecided, read_clock};
@@ -148,40 +147,30 @@ fn transact<T>(
     decide: fn(Transaction<'_>) -> T,
 ) -> T {
     let count = PartList::iter(list).count();
-    let (mut few, mut many);
-    let parts: &mut [&dyn Part] = match list {
-        None => &mut [],
-        Some(list) if count <= INLINE_LIMITS => {
-            few = [list.part; INLINE_LIMITS];
-            &mut few[..count]
-        }
-        Some(list) => {
-            many = vec![list.part; count];
-            &mut many
-        }
-    };
-    parts.iter_mut().zip(PartList::iter(list)).for_each(|(place, part)| *place = part);
+    let first = list.map(|list| LimitStep::new(list.part));
     let (mut few, mut some, mut many);
     // A step is large, so a few limits initialize no more than they need.
-    let steps: &mut [LimitStep] = match count {
-        0..=2 => {
-            few = [LimitStep::EMPTY; 2];
+    let steps: &mut [LimitStep<'_>] = match (first, count) {
+        (None, _) => &mut [],
+        (Some(first), ..=2) => {
+            few = [first; 2];
             &mut few[..count]
         }
-        3..=INLINE_LIMITS => {
-            some = [LimitStep::EMPTY; INLINE_LIMITS];
+        (Some(first), ..=INLINE_LIMITS) => {
+            some = [first; INLINE_LIMITS];
             &mut some[..count]
         }
-        _ => {
-            many = vec![LimitStep::EMPTY; count];
+        (Some(first), _) => {
+            many = vec![first; count];
             &mut many
         }
     };
-    decide(Transaction::new(parts, steps, options, now, clock, ended))
+    steps.iter_mut().zip(PartList::iter(list)).for_each(|(step, part)| step.part = part);
+    decide(Transaction::new(steps, options, now, clock, ended))
 }
 
 fn visit_units<Key: ?Sized, L: MemoryLimits<Key>>(tables: &L::Tables, visit: &mut dyn FnMut(&'static str)) {
-    L::for_each(tables, &mut |table| table.info().unit().into_iter().for_each(&mut *visit));
+    L::for_each(tables, &mut |table| table.info().describe(&mut |_, _, unit| unit.into_iter().for_each(&mut *visit)));
 }
 
 pub(super) fn table_full(full: TableFull) -> Error {
@@ -218,14 +207,12 @@ where
     }
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
-        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
-            L::for_each(&self.shared.tables, &mut |limit| visit(limit.info().name().as_str(), limit.info().denies()));
-        };
-        if limits.add_units(|visit| visit_units::<Key, L>(&self.shared.tables, visit)) || limits.add_all(add_all) {
+        let tables = &self.shared.tables;
+        if limits.add_all(|visit| L::for_each(tables, &mut |limit| limit.info().describe(visit))) {
             return;
         }
         let context = self.context(key, AcquireOptions::default());
-        L::for_each(&self.shared.tables, &mut |limit| {
+        L::for_each(tables, &mut |limit| {
             limit.with_part(&context, &mut |part| part.name_limit(limits));
         });
     }

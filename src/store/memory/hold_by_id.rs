@@ -1,5 +1,7 @@
 //! Calls with an id: holds and their settlement by the id, and requests that are charged once.
 
+use std::sync::MutexGuard;
+
 use super::acquire::table_full;
 use super::limiter::{Memory, Shared};
 use super::limits::MemoryLimits;
@@ -15,12 +17,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
     /// Holds the cost under an id, unless the id is remembered.
     pub(super) fn hold_with_id(&self, key: &Key, options: AcquireOptions, reserve: CallId) -> Result<Outcome, Error> {
         reserve.check()?;
-        let shared = self.shared();
-        // The lock is held until the id is recorded, so that two calls with one id hold once.
-        let mut records = shared.reservations.lock();
-        let context = self.context(key, options);
-        shared.end_expired(&mut records, context.now);
-        records.forget_old(context.now);
+        let shared = &*self.shared;
+        let (mut records, context) = self.lock_records(key, options);
         let Some(record) = self.record_key(&context, reserve) else {
             // No limit applies to the key.
             return Ok(shared.peek(&context).into());
@@ -53,16 +51,10 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
     pub(super) fn settle_id(&self, key: &Key, id: ReservationId, actual: Costs) -> Result<(), Error> {
         id.check()?;
         self.check_units(&actual.into())?;
-        let shared = self.shared();
-        let mut records = shared.reservations.lock();
-        let now = self.now();
-        shared.end_expired(&mut records, now);
-        records.forget_old(now);
+        let shared = &*self.shared;
+        let (mut records, context) = self.lock_records(key, AcquireOptions::default());
         let charge = HeldCharge::Actual(&actual);
-        let Some(record) = self.record_key(&self.context_at(key, AcquireOptions::default(), now), CallId::hold(id))
-        else {
-            return Ok(());
-        };
+        let Some(record) = self.record_key(&context, CallId::hold(id)) else { return Ok(()) };
         match records.settle(record) {
             Settlement::Unknown => Err(Error::unknown_id()),
             Settlement::Nothing => Ok(()),
@@ -71,7 +63,7 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
                 shared.settle_limits(&limits, charge)
             }
             Settlement::Excess(limits) => {
-                let (context, mut settled) = (self.context(key, AcquireOptions::default()), Ok(()));
+                let mut settled = Ok(());
                 L::for_each(&shared.tables, &mut |table| {
                     let of_table = limits.iter().filter(|limit| limit.table == table.info().table_id());
                     let excess = of_table.map(|limit| limit.charged(charge).saturating_sub(limit.amount));
@@ -96,12 +88,8 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         once: CallId,
     ) -> Result<(Decision, Vec<HeldEntry>, Option<ChargedFor>), Error> {
         once.check()?;
-        let shared = self.shared();
-        // The lock is held until the charge is recorded, so that only the first of two calls with one id is charged.
-        let mut records = shared.reservations.lock();
-        let mut context = self.context(key, options);
-        shared.end_expired(&mut records, context.now);
-        records.forget_old(context.now);
+        let shared = &*self.shared;
+        let (mut records, mut context) = self.lock_records(key, options);
         let record = self.record_key(&context, once);
         let charge_before = record.and_then(|record| records.repeatable(record));
         context.charge_before = charge_before.as_ref();
@@ -129,11 +117,25 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
         decided.map_or_else(|_| Decision::without_limit(self.now(), Verdict::ExceedsLimit), |(decision, ..)| decision)
     }
 
+    /// Locks the records, and ends what has expired. A call with an id keeps the lock until it has recorded the id, so that of
+    /// two calls with one id only the first holds or charges.
+    fn lock_records<'a>(
+        &'a self,
+        key: &'a Key,
+        options: AcquireOptions,
+    ) -> (MutexGuard<'a, Records>, AcquireContext<'a, Key>) {
+        let mut records = self.shared.reservations.lock();
+        let context = self.context(key, options);
+        self.shared.end_expired(&mut records, context.now);
+        records.forget_old(context.now);
+        (records, context)
+    }
+
     /// Returns where the id of a key is recorded: under the sub-keys of all limits that apply to the key. `None` if there
     /// are none.
     fn record_key(&self, context: &AcquireContext<'_, Key>, call_id: CallId) -> Option<RecordKey> {
-        let hash = self.shared().reservations.hash(call_id.is_hold(), |visit| {
-            L::for_each(&self.shared().tables, &mut |limit| {
+        let hash = self.shared.reservations.hash(call_id.is_hold(), |visit| {
+            L::for_each(&self.shared.tables, &mut |limit| {
                 limit.with_part(context, &mut |part| visit(part.table_id(), part.key_hash()));
             });
         });

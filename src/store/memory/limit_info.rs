@@ -11,7 +11,7 @@ use crate::algorithm::{Algorithm, ChargeOptions, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::store::inner::{HeldEntry, Name, ShareRole, any_queue};
+use crate::store::inner::{HeldEntry, Name, ShareRole, VisitLimit, any_queue};
 
 impl<C: AlgorithmSelector> LimitInfo for LimitTable<C> {
     fn table_id(&self) -> u64 {
@@ -22,12 +22,9 @@ impl<C: AlgorithmSelector> LimitInfo for LimitTable<C> {
         self.limit.name_handle()
     }
 
-    fn denies(&self) -> bool {
-        !self.limit.is_shadow() && self.limit.share() != ShareRole::Share
-    }
-
-    fn unit(&self) -> Option<&'static str> {
-        self.limit.cost().unit()
+    fn describe(&self, visit: &mut VisitLimit<'_>) {
+        let denies = !self.limit.is_shadow() && self.limit.share() != ShareRole::Share;
+        visit(self.limit.name(), denies, self.limit.cost().unit());
     }
 
     fn is_held_until_end(&self) -> bool {

@@ -103,7 +103,7 @@ impl<C: AlgorithmSelector, P: 'static> KeyedTable<C, P> {
     where
         P: SubKeyOf<Key>,
     {
-        self.table.limit.kept_free_beside(self.sub_key.kept_free(key))
+        self.table.limit.share.kept_free(self.sub_key.kept_free(key))
     }
 }
 
@@ -150,12 +150,13 @@ impl<C: AlgorithmSelector> LimitTable<C> {
         Ok(Self { limit, table, when_full, has_mark, is_plain })
     }
 
-    pub(super) fn eviction_policy<'a>(
-        &self,
-        algorithm: &'a C::Algorithm,
+    /// Returns how the table evicts as of `now`. Without an algorithm, by the time at which a key is idle.
+    pub(super) fn eviction<'a>(
+        &'a self,
+        algorithm: Option<&'a C::Algorithm>,
         now: Timestamp,
     ) -> Eviction<'a, C::Algorithm> {
-        Eviction { algorithm: Some(algorithm), now, when_full: self.when_full }
+        Eviction { algorithm, now, when_full: self.when_full, info: self.table.info() }
     }
 
     /// Returns the record of a hold, which has a number and a deadline, or zeros.
@@ -193,7 +194,7 @@ impl<C: AlgorithmSelector> LimitTable<C> {
             (slot, now)
         } else {
             let now = keys.time_of_absent(now, algorithm);
-            match keys.insert(hash, now, &self.eviction_policy(algorithm, now), self.table.info()) {
+            match keys.insert(hash, &self.eviction(Some(algorithm), now)) {
                 Ok(slot) => (slot, now),
                 // A shadow for whose key there is no slot counts nothing.
                 Err(_) if self.limit.is_shadow() => return Ok(()),

@@ -119,7 +119,7 @@ where
 pub(super) struct Shared<Key: ?Sized, L: MemoryLimits<Key>> {
     pub(super) tables: L::Tables,
     pub(super) clock: MemoryClock,
-    hasher: KeyHasher,
+    pub(super) hasher: KeyHasher,
     pub(super) reservations: Reservations,
     key: PhantomData<fn(&Key)>,
 }
@@ -173,18 +173,6 @@ impl<Key: ?Sized, L: MemoryLimits<Key>> Memory<Key, L> {
     pub(super) fn from_parts(tables: L::Tables, clock: MemoryClock, hasher: KeyHasher, max_ids: usize) -> Self {
         let reservations = Reservations::new(max_ids);
         Self { shared: Arc::new(Shared { tables, clock, hasher, reservations, key: PhantomData }) }
-    }
-
-    pub(super) fn shared(&self) -> &Shared<Key, L> {
-        &self.shared
-    }
-
-    pub(super) fn tables(&self) -> &L::Tables {
-        &self.shared.tables
-    }
-
-    pub(super) fn hasher(&self) -> &KeyHasher {
-        &self.shared.hasher
     }
 
     #[inline]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::chain::{PartList, PlainChain};
 use super::limit_table::{KeyedTable, LimitTable, StateOf};
 use super::plain::PlainLimit;
-use super::table::{Block, Keys, ShardGuard, SlotIndex, TableFull};
+use super::table::{Block, Eviction, Keys, ShardGuard, SlotIndex, TableFull};
 use super::transaction_limit::AcquireContext;
 use crate::algorithm::{Algorithm, State};
 use crate::clock::{Clock, Timestamp};
@@ -113,6 +113,10 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> LimitPart<'a, C, Ch
         self.plain.chosen.borrow()
     }
 
+    fn eviction(&self, now: Timestamp) -> Eviction<'_, C::Algorithm> {
+        self.plain.table.eviction(Some(self.algorithm()), now)
+    }
+
     #[inline]
     fn transition(&self) -> Transition<'_, C::Algorithm> {
         let transition = self.plain.table.limit.transition(self.algorithm(), self.plain.kept_free, *self.options);
@@ -186,7 +190,7 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
         let (table, hash, algorithm) = (self.plain.table, self.plain.hash, self.algorithm());
         let mut keys = self.plain.lock();
         let now = keys.decide_at(read, clock);
-        let slot = keys.insert(hash, now, &table.eviction_policy(algorithm, now), table.table.info())?;
+        let slot = keys.insert(hash, &table.eviction(Some(algorithm), now))?;
         let mut state = table.table.info().zero.clone();
         algorithm.charge(&mut state, now, Duration::ZERO, used);
         *keys.state_mut(slot) = state;
@@ -271,8 +275,7 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
             keys.state(slot)
         } else {
             now = keys.time_of_absent(now, self.algorithm());
-            let policy = self.plain.table.eviction_policy(self.algorithm(), now);
-            let inherited = keys.inherited_debt(self.plain.hash, &policy, info);
+            let inherited = keys.inherited_debt(self.plain.hash, &self.eviction(now));
             inherited.map_or(&info.zero, |inherited| debt.get_or_init(|| inherited))
         };
         let reading = transition.read(state, held, block, now, mode);
@@ -282,8 +285,7 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
     fn ensure_slot(&self) -> Result<(), TableFull> {
         let slot = self.with_locked(|Locked { keys, slot, now, .. }| {
             if slot.is_none() {
-                let policy = self.plain.table.eviction_policy(self.algorithm(), *now);
-                *slot = Some(keys.insert(self.plain.hash, *now, &policy, self.plain.table.table.info())?);
+                *slot = Some(keys.insert(self.plain.hash, &self.eviction(*now))?);
             }
             Ok(())
         });
@@ -295,7 +297,7 @@ impl<C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> Part for LimitPart<'_, 
             if slot.is_some() {
                 return Ok(());
             }
-            keys.is_full_for(self.plain.hash, *now, self.plain.table.when_full, self.plain.table.table.info())
+            keys.is_full_for(self.plain.hash, &self.eviction(*now))
         });
         is_full.unwrap_or(Ok(()))
     }

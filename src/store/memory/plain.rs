@@ -189,11 +189,11 @@ impl<'a, C: AlgorithmSelector, Chosen: Borrow<C::Algorithm>> PlainLimit<'a, C, C
         let verdict = step.verdict();
         let snapshot = match step {
             Step::Allow { next, .. } if self.options.cost > 0 => {
-                let policy = self.table.eviction_policy(algorithm, now);
+                let policy = self.table.eviction(Some(algorithm), now);
                 let slot = match slot {
                     Some(slot) => slot,
                     // If the table is full, the transaction denies.
-                    None => keys.insert(hash, now, &policy, info).ok()?,
+                    None => keys.insert(hash, &policy).ok()?,
                 };
                 store(keys.state_mut(slot), next, algorithm, now)
             }

@@ -16,8 +16,9 @@ use crate::store::inner::{
 };
 
 /// One limit of a decision: what was read, and the numbers after a charge.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LimitStep {
+#[derive(Clone, Copy)]
+pub(super) struct LimitStep<'a> {
+    pub(super) part: &'a dyn Part,
     reading: LimitReading,
     /// `None` if nothing was charged.
     numbers: Option<LimitNumbers>,
@@ -25,8 +26,10 @@ pub(super) struct LimitStep {
     has_no_slot: bool,
 }
 
-impl LimitStep {
-    pub(super) const EMPTY: Self = Self { reading: LimitReading::EMPTY, numbers: None, has_no_slot: false };
+impl<'a> LimitStep<'a> {
+    pub(super) fn new(part: &'a dyn Part) -> Self {
+        Self { part, reading: LimitReading::EMPTY, numbers: None, has_no_slot: false }
+    }
 
     /// Returns the numbers after the decision.
     #[inline]
@@ -35,7 +38,7 @@ impl LimitStep {
     }
 }
 
-impl HasReading for LimitStep {
+impl HasReading for LimitStep<'_> {
     #[inline]
     fn reading(&self) -> &LimitReading {
         &self.reading
@@ -47,10 +50,9 @@ impl HasReading for LimitStep {
     }
 }
 
-/// A decision over the limits that apply: their parts, with one step for each.
+/// A decision over the limits that apply.
 pub(super) struct Transaction<'a> {
-    parts: &'a [&'a dyn Part],
-    steps: &'a mut [LimitStep],
+    steps: &'a mut [LimitStep<'a>],
     options: AcquireOptions,
     now: Timestamp,
     /// The limits and keys whose overdue requests have ended. The caller announces their capacity without the locks.
@@ -60,25 +62,24 @@ pub(super) struct Transaction<'a> {
 impl<'a> Transaction<'a> {
     /// Locks all parts. `read_at` is the time that was read before.
     pub(super) fn new(
-        parts: &'a [&'a dyn Part],
-        steps: &'a mut [LimitStep],
+        steps: &'a mut [LimitStep<'a>],
         options: AcquireOptions,
         read_at: Timestamp,
         clock: &dyn Clock,
         ended: &'a mut Vec<(u64, u64)>,
     ) -> Self {
-        let last = lock_all(parts);
+        let last = lock_all(steps);
         let now = if read_at.as_micros() < last { read_clock(clock) } else { read_at };
-        for part in parts {
-            part.start(now);
+        for step in &*steps {
+            step.part.start(now);
         }
-        Self { parts, steps, options, now, ended }
+        Self { steps, options, now, ended }
     }
 
     /// Decides, and charges or holds the cost if all limits allow. Returns the limits on which the cost is held as well.
     pub(super) fn acquire(mut self) -> (Decision, Vec<HeldEntry>) {
-        for part in self.parts {
-            part.end_due(self.now, self.ended);
+        for step in &*self.steps {
+            step.part.end_due(self.now, self.ended);
         }
         let plan = loop {
             let plan = self.read_all(ReadMode::IfDenied);
@@ -94,13 +95,13 @@ impl<'a> Transaction<'a> {
                 Err(full) => return (table_full_decision(full, self.now), Vec::new()),
             }
         };
-        for (part, step) in self.parts.iter().zip(&*self.steps) {
+        for step in &*self.steps {
             if let Some(delay) = plan.charge_of(&step.reading) {
-                part.prepare(&step.reading, delay);
+                step.part.prepare(&step.reading, delay);
             }
         }
-        for (part, step) in self.parts.iter().zip(&mut *self.steps) {
-            step.numbers = plan.charge_of(&step.reading).map(|_| part.commit(&step.reading));
+        for step in &mut *self.steps {
+            step.numbers = plan.charge_of(&step.reading).map(|_| step.part.commit(&step.reading));
         }
         let decision = self.decide(&plan);
         let held = if plan.holds { self.take_holds(&plan) } else { Vec::new() };
@@ -109,13 +110,13 @@ impl<'a> Transaction<'a> {
 
     /// Returns the decision of [`acquire`](Self::acquire) without charging.
     pub(super) fn peek(mut self) -> Decision {
-        for part in self.parts {
-            part.end_due(self.now, self.ended);
+        for step in &*self.steps {
+            step.part.end_due(self.now, self.ended);
         }
         loop {
             let plan = self.read_all(ReadMode::Snapshot);
-            if let Some(index) = self.share_without_slot(&plan) {
-                self.steps[index].has_no_slot = true;
+            if let Some(step) = self.share_without_slot(&plan) {
+                step.has_no_slot = true;
                 continue;
             }
             let full = if plan.verdict.is_allowed() { self.find_full(|_| true) } else { None };
@@ -130,17 +131,17 @@ impl<'a> Transaction<'a> {
     /// Reads all limits, and returns what they decide together.
     #[inline]
     fn read_all(&mut self, mode: ReadMode) -> Plan {
-        let (parts, now) = (self.parts, self.now);
-        let mode = if parts.len() > 1 { ReadMode::Together } else { mode };
-        for (part, step) in parts.iter().zip(&mut *self.steps) {
-            step.reading = part.read(now, mode);
+        let now = self.now;
+        let mode = if self.steps.len() > 1 { ReadMode::Together } else { mode };
+        for step in &mut *self.steps {
+            step.reading = step.part.read(now, mode);
             if step.has_no_slot {
                 step.reading = step.reading.without_slot();
             }
         }
-        let read_later = |_: &mut [LimitStep], blocked| {
+        let read_later = |steps: &mut [LimitStep<'_>], blocked| {
             let later = now.saturating_add(blocked);
-            Ok::<_, Infallible>(parts.iter().map(|part| part.read(later, ReadMode::Together)).collect())
+            Ok::<_, Infallible>(steps.iter().map(|step| step.part.read(later, ReadMode::Together)).collect())
         };
         let Ok(plan) = Plan::of(self.steps, self.options, read_later);
         plan
@@ -153,9 +154,9 @@ impl<'a> Transaction<'a> {
     #[inline]
     fn ensure_slots(&mut self, plan: &Plan) -> Result<bool, TableFull> {
         for inserts in [false, true] {
-            for (part, step) in self.parts.iter().zip(&mut *self.steps) {
+            for step in &mut *self.steps {
                 if plan.charge_of(&step.reading).is_some()
-                    && let Err(full) = if inserts { part.ensure_slot() } else { part.is_full() }
+                    && let Err(full) = if inserts { step.part.ensure_slot() } else { step.part.is_full() }
                 {
                     // Without a slot in the table of shares, the request borrows.
                     if !step.reading.shadow && step.reading.share != ShareRole::Share {
@@ -172,9 +173,8 @@ impl<'a> Transaction<'a> {
     /// Returns the limits on which the cost is held.
     #[cold]
     fn take_holds(&self, plan: &Plan) -> Vec<HeldEntry> {
-        let holding = |step: &LimitStep| step.reading.holds && plan.counts(&step.reading);
-        let held = self.parts.iter().zip(&*self.steps).filter(|(_, step)| holding(step));
-        held.map(|(part, step)| part.take_hold(&step.reading)).collect()
+        let held = self.steps.iter().filter(|step| step.reading.holds && plan.counts(&step.reading));
+        held.map(|step| step.part.take_hold(&step.reading)).collect()
     }
 
     /// Returns an error if the table of an enforced limit has no slot for the key, of those that are `selected`.
@@ -183,36 +183,36 @@ impl<'a> Transaction<'a> {
         let is_selected = |reading: &LimitReading| {
             reading.cost > 0 && !reading.shadow && reading.share != ShareRole::Share && selected(reading)
         };
-        let mut selected = self.parts.iter().zip(&*self.steps).filter(|(_, step)| is_selected(&step.reading));
-        selected.find_map(|(part, _)| part.is_full().err())
+        let mut selected = self.steps.iter().filter(|step| is_selected(&step.reading));
+        selected.find_map(|step| step.part.is_full().err())
     }
 
-    /// Returns the index of a share whose table has no slot for the key: the request borrows.
-    fn share_without_slot(&self, plan: &Plan) -> Option<usize> {
+    /// Returns the share whose table has no slot for the key, if there is one: the request borrows.
+    fn share_without_slot(&mut self, plan: &Plan) -> Option<&mut LimitStep<'a>> {
         let is_charged =
-            |step: &LimitStep| step.reading.share == ShareRole::Share && plan.charge_of(&step.reading).is_some();
-        let index = self.steps.iter().position(is_charged)?;
-        self.parts[index].is_full().is_err().then_some(index)
+            |reading: &LimitReading| reading.share == ShareRole::Share && plan.charge_of(reading).is_some();
+        let share = self.steps.iter_mut().find(|step| is_charged(&step.reading))?;
+        share.part.is_full().is_err().then_some(share)
     }
 
     /// Builds the decision.
     #[inline]
     fn decide(&self, plan: &Plan) -> Decision {
-        let parts = self.parts.iter().zip(&*self.steps).map(|(&part, step)| DecidedLimit { part, step, plan });
-        plan.decide(self.now, self.options, parts)
+        plan.decide(self.now, self.options, self.steps.iter().map(|step| DecidedLimit { step, plan }))
     }
 }
 
 /// Locks all parts in the order of their tables: two lists of limits may have the same tables in another order, after a
 /// replacement. Returns the time of the last decision in any of them.
 #[inline]
-fn lock_all(parts: &[&dyn Part]) -> u64 {
-    if parts.is_sorted_by_key(|part| part.table_id()) {
-        return parts.iter().map(|part| part.lock()).max().unwrap_or(0);
+fn lock_all(steps: &[LimitStep<'_>]) -> u64 {
+    let parts = || steps.iter().map(|step| step.part);
+    if parts().is_sorted_by_key(Part::table_id) {
+        return parts().map(Part::lock).max().unwrap_or(0);
     }
     let (mut last, mut locked) = (0, None);
-    for _ in parts {
-        let rest = parts.iter().filter(|part| locked.is_none_or(|locked| part.table_id() > locked));
+    for _ in steps {
+        let rest = parts().filter(|part| locked.is_none_or(|locked| part.table_id() > locked));
         if let Some(next) = rest.min_by_key(|part| part.table_id()) {
             last = next.lock().max(last);
             locked = Some(next.table_id());
@@ -233,8 +233,7 @@ fn table_full_decision(full: TableFull, now: Timestamp) -> Decision {
 
 /// One limit of a decision that was made.
 struct DecidedLimit<'a> {
-    part: &'a dyn Part,
-    step: &'a LimitStep,
+    step: &'a LimitStep<'a>,
     plan: &'a Plan,
 }
 
@@ -261,7 +260,7 @@ impl DecisionPart for DecidedLimit<'_> {
 
     #[inline]
     fn into_status(self) -> LimitStatus {
-        let (numbers, name) = (self.step.numbers(), self.part.name().clone());
+        let (numbers, name) = (self.step.numbers(), self.step.part.name().clone());
         LimitStatus::from_verdict(name, self.verdict(), numbers.snapshot, self.is_shadow())
             .with_block(self.step.reading.block())
             .with_borrowing(self.is_borrowing())

@@ -13,7 +13,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision};
 use crate::error::Error;
 use crate::limiter::Held;
-use crate::store::inner::{HeldEntry, Name};
+use crate::store::inner::{HeldEntry, Name, VisitLimit};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -61,10 +61,8 @@ pub trait LimitInfo: Send + Sync {
     /// Returns the identity of the limit's table, which a limit that replaces it shares.
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
-    /// Returns whether the limit denies requests: shadows and guaranteed shares do not.
-    fn denies(&self) -> bool;
-    /// Returns the unit of the limit's cost, if there is one.
-    fn unit(&self) -> Option<&'static str>;
+    /// Calls `visit` with the limit's name, with whether it denies requests, and with the unit of its cost.
+    fn describe(&self, visit: &mut VisitLimit<'_>);
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
     /// Ends a hold, and charges `actual` at the time `now`, or later if the last decision was later.

@@ -276,10 +276,7 @@ impl<Key: ?Sized + 'static> Limiter<Key> for Redis<Key> {
 
     fn limits_of(&self, key: &Key, limits: &mut LimitsOfKey<'_>) {
         let state = self.state();
-        let add_all = |visit: &mut dyn FnMut(&str, bool)| {
-            state.limits().iter().for_each(|limit| visit(limit.facts.name.as_str(), limit.facts.denies()));
-        };
-        if !limits.add_units(|visit| state.units().for_each(visit)) && !limits.add_all(add_all) {
+        if !limits.add_all(|visit| state.limits().iter().for_each(|limit| limit.facts.describe(visit))) {
             state.name_limits(key, limits);
         }
     }

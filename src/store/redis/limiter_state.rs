@@ -49,7 +49,7 @@ impl<Key: ?Sized> LimiterState<Key> {
         let shares =
             crate::store::inner::check_limits(&limits.iter().map(|limit| limit.facts.clone()).collect::<Vec<_>>())?;
         for limit in &mut limits {
-            limit.facts.set_shares(shares);
+            limit.facts.share.place(shares, limit.facts.cost);
             let is_same = |earlier: &&LimitInfo| earlier.facts.name.as_str() == limit.facts.name.as_str();
             let earlier = earlier.and_then(|earlier| earlier.limits().iter().find(is_same)?.warn_keys.as_ref());
             if let (Some(own), Some(earlier)) = (&limit.warn_keys, earlier) {
@@ -139,13 +139,13 @@ impl<Key: ?Sized> LimiterState<Key> {
 
     /// Returns for each limit the units that are kept free from requests of a key. Empty if no limit keeps any free.
     pub(super) fn kept_free(&self, key: &Key) -> Vec<Option<u64>> {
-        if !self.limits().iter().any(|limit| limit.facts.keeps_free || limit.facts.share == ShareRole::Common) {
+        if !self.limits().iter().any(|limit| limit.facts.keeps_free || limit.facts.share.role == ShareRole::Common) {
             return Vec::new();
         }
         let limits = self.limits().iter().zip(&*self.limit_fns);
         limits
             .map(|(limit, RedisLimit(fns))| {
-                fns.applies_to(key).then(|| limit.facts.kept_free(fns.kept_free(key))).flatten()
+                fns.applies_to(key).then(|| limit.facts.share.kept_free(fns.kept_free(key))).flatten()
             })
             .collect()
     }
@@ -333,8 +333,8 @@ impl<Key: ?Sized> LimiterState<Key> {
                     id: self.client.limit_id(redis_key),
                     is_of_store: true,
                     cost: limit.facts.cost,
-                    kept_free: limit.facts.kept_free(fns.kept_free(key)).unwrap_or_default(),
-                    share: limit.facts.share,
+                    kept_free: limit.facts.share.kept_free(fns.kept_free(key)).unwrap_or_default(),
+                    share: limit.facts.share.role,
                     max_waiting: fns.max_waiting(key),
                 });
             }

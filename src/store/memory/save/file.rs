@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
-use super::limit::SavedNames;
+use super::limit::{LimitNames, SavedNames};
 use super::seed::SavedSeed;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -50,7 +50,7 @@ impl<'a> FileWriter<'a> {
     /// Starts a limit with a table of `sets` sets.
     pub(super) fn limit(&mut self, names: &SavedNames, sets: usize) -> io::Result<()> {
         self.buffer.push(LIMIT);
-        for name in [&names.limit, &names.algorithm, &names.sub_key] {
+        for name in &names.names {
             self.numbers(&[name.len() as u64])?;
             self.buffer.extend(name.as_bytes());
         }
@@ -97,9 +97,7 @@ pub(in crate::store::memory) struct SavedCounts {
 
 /// A limit of a file.
 pub(super) struct LimitRecords {
-    pub(super) name: String,
-    pub(super) algorithm: String,
-    pub(super) sub_key: String,
+    pub(super) names: LimitNames,
     pub(super) sets: usize,
     bytes: Range<usize>,
 }
@@ -177,7 +175,7 @@ fn parse(bytes: Vec<u8>) -> Option<SavedCounts> {
             LIMIT => {}
             _ => return None,
         }
-        let (name, algorithm, sub_key) = (rest.text()?, rest.text()?, rest.text()?);
+        let names = [rest.text()?, rest.text()?, rest.text()?];
         let [sets] = rest.numbers()?;
         let start = bytes.len() - rest.0.len();
         loop {
@@ -187,7 +185,7 @@ fn parse(bytes: Vec<u8>) -> Option<SavedCounts> {
             };
         }
         let sets = usize::try_from(sets).ok()?;
-        limits.push(LimitRecords { name, algorithm, sub_key, sets, bytes: start..bytes.len() - rest.0.len() });
+        limits.push(LimitRecords { names, sets, bytes: start..bytes.len() - rest.0.len() });
     }
     let is_whole = rest.0.is_empty();
     let (time, seed) = (Timestamp::from_micros(time), SavedSeed { default, probe });
@@ -210,11 +208,7 @@ impl<'a> Bytes<'a> {
 
     fn numbers<const N: usize>(&mut self) -> Option<[u64; N]> {
         let bytes = self.take(N * 8)?.as_chunks::<8>().0;
-        let mut numbers = [0; N];
-        for (number, bytes) in numbers.iter_mut().zip(bytes) {
-            *number = u64::from_le_bytes(*bytes);
-        }
-        Some(numbers)
+        Some(std::array::from_fn(|index| u64::from_le_bytes(bytes[index])))
     }
 
     fn text(&mut self) -> Option<String> {

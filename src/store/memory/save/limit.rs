@@ -11,14 +11,15 @@ use crate::error::Error;
 use crate::limit::AlgorithmSelector;
 use crate::store::inner::AlgorithmExt as _;
 use crate::store::memory::limit_table::{LimitTable, StateOf};
-use crate::store::memory::table::{Block, Eviction, SavedItem, SavedKind};
+use crate::store::memory::table::{Block, SavedItem, SavedKind};
+
+/// The names of a limit, its algorithm and its sub-key.
+pub(super) type LimitNames = [String; 3];
 
 /// What identifies a limit in a file.
 #[derive(Debug)]
 pub struct SavedNames {
-    pub(super) limit: String,
-    pub(super) algorithm: String,
-    pub(super) sub_key: String,
+    pub(super) names: LimitNames,
     /// The keys have no meaning for another process.
     pub(super) is_of_process: bool,
 }
@@ -41,19 +42,16 @@ impl SavedLimit<'_> {
     }
 
     fn failed(&self, cause: &str) -> Error {
-        Error::config(format!("restoring the saved counts failed: limit {:?}: {cause}", self.limit.name))
+        Error::config(format!("restoring the saved counts failed: limit {:?}: {cause}", self.limit.names[0]))
     }
 }
 
 impl<C: AlgorithmSelector> LimitTable<C> {
     /// Returns what identifies the limit in a file.
     pub(in crate::store::memory) fn names_in_file<SubKey: ?Sized>(&self) -> SavedNames {
-        SavedNames {
-            limit: self.limit.name().to_owned(),
-            algorithm: short_type_name::<C::Algorithm>(),
-            sub_key: short_type_name::<SubKey>() + self.limit.sub_key_name().unwrap_or_default(),
-            is_of_process: is_of_process::<SubKey>(),
-        }
+        let sub_key = short_type_name::<SubKey>() + self.limit.sub_key_name().unwrap_or_default();
+        let names = [self.limit.name().to_owned(), short_type_name::<C::Algorithm>(), sub_key];
+        SavedNames { names, is_of_process: is_of_process::<SubKey>() }
     }
 
     /// Writes the states and blocks at `now`, and the charges that other threads make meanwhile.
@@ -106,8 +104,7 @@ impl<C: AlgorithmSelector> LimitTable<C> {
     ///
     /// Returns an error if a state is not one of the algorithm, or does not fit, or finds no slot.
     pub(in crate::store::memory) fn restore_from(&self, saved: SavedLimit<'_>, now: Timestamp) -> Result<(), Error> {
-        let algorithm = self.limit.algorithm().fixed();
-        let policy = Eviction { algorithm, now, when_full: self.when_full };
+        let policy = self.eviction(self.limit.algorithm().fixed(), now);
         let mut all_debts = self.table.info().zero.clone();
         let same_sets = saved.limit.sets == self.table.set_count();
         let mut idle_before = saved.counts.time.as_micros();
@@ -123,7 +120,7 @@ impl<C: AlgorithmSelector> LimitTable<C> {
             let Some(state) = self.restore_state(&words, now, &mut idle_before, saved)? else { continue };
             if kind == SavedKind::Key {
                 let mut keys = self.table.lock(id);
-                let slot = keys.insert(id, now, &policy, self.table.info()).map_err(|_| {
+                let slot = keys.insert(id, &policy).map_err(|_| {
                     saved.failed(
                         "the table has no slot for each saved key, and eviction is disabled (`WhenFull::Deny`); raise \
                          `max_keys`",

@@ -1,6 +1,4 @@
-use std::fmt;
-
-use super::file::{LimitRecords, SavedCounts};
+use super::file::SavedCounts;
 use super::limit::{SavedLimit, SavedNames};
 use super::seed::adopt;
 use crate::clock::Timestamp;
@@ -70,15 +68,7 @@ where
 impl SavedCounts {
     /// Returns the limit with this name, algorithm and sub-key.
     fn find(&self, names: &SavedNames) -> Option<SavedLimit<'_>> {
-        let is_it = |limit: &&LimitRecords| {
-            (&limit.name, &limit.algorithm, &limit.sub_key) == (&names.limit, &names.algorithm, &names.sub_key)
-        };
-        self.limits.iter().find(is_it).map(|limit| SavedLimit { counts: self, limit })
-    }
-}
-
-impl fmt::Debug for Restore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Restore").finish_non_exhaustive()
+        let found = self.limits.iter().find(|limit| limit.names == names.names);
+        found.map(|limit| SavedLimit { counts: self, limit })
     }
 }

@@ -42,9 +42,9 @@ where
     ///   these keys change with each restart: set a [`Pepper`](crate::key::Pepper). A `struct` of your own that contains
     ///   such a key is not recognised.
     pub fn save(&self, mut writer: impl Write) -> Result<(), Error> {
-        let seed = seed_of(self.hasher())?;
+        let seed = seed_of(&self.shared.hasher)?;
         // A hold with an id that has expired is charged as of its expiry, not of the save.
-        self.shared().end_due();
+        self.shared.end_due();
         let now = self.now();
         let failed = |error: io::Error| {
             let message = format!("saving the counts failed: {error}; check the writer, and keep the previous file");
@@ -52,7 +52,7 @@ where
         };
         let mut file = FileWriter::start(&mut writer, now, &seed).map_err(failed)?;
         let mut saved = Ok(());
-        L::for_each(self.tables(), &mut |limit| {
+        L::for_each(&self.shared.tables, &mut |limit| {
             if saved.is_ok() {
                 let names = limit.saved_names();
                 saved = check_keys(&names).and_then(|()| limit.info().save(&names, now, &mut file).map_err(failed));
@@ -67,7 +67,7 @@ where
 /// Returns an error if the limit's keys have no meaning for the next process.
 fn check_keys(names: &SavedNames) -> Result<(), Error> {
     if names.is_of_process {
-        let limit = &names.limit;
+        let [limit, ..] = &names.names;
         return Err(Error::config(format!(
             "saving the counts failed: limit {limit:?} counts by fingerprints of secrets under the random pepper of this \
              process; set `.pepper(Pepper::new(..)?)` on the key extractor"

@@ -12,10 +12,11 @@ use crate::store::memory::when_full::WhenFull;
 
 /// How a table evicts: the algorithm determines the usage. Without one, because the key chooses it, the time at which a key
 /// is idle does.
-pub(in crate::store::memory) struct Eviction<'a, A> {
+pub(in crate::store::memory) struct Eviction<'a, A: Algorithm> {
     pub(in crate::store::memory) algorithm: Option<&'a A>,
     pub(in crate::store::memory) now: Timestamp,
     pub(in crate::store::memory) when_full: WhenFull,
+    pub(in crate::store::memory) info: &'a TableInfo<A::State>,
 }
 
 impl<A: Algorithm> Eviction<'_, A> {
@@ -79,15 +80,9 @@ impl<A: Algorithm> Keys<A> {
     ///
     /// Returns an error if no key can move, and the policy evicts none.
     #[cold]
-    pub(super) fn make_space(
-        &mut self,
-        fingerprint: u64,
-        now: u64,
-        policy: &Eviction<'_, A>,
-        info: &TableInfo<A::State>,
-    ) -> Result<(), TableFull> {
-        let sets = candidate_sets(fingerprint, self.sets.len());
-        if let Some(moves) = self.find_moves(sets, now, info) {
+    pub(super) fn make_space(&mut self, fingerprint: u64, policy: &Eviction<'_, A>) -> Result<(), TableFull> {
+        let (sets, now) = (candidate_sets(fingerprint, self.sets.len()), policy.now.as_micros());
+        if let Some(moves) = self.find_moves(sets, now, policy.info) {
             self.moves += 1;
             for Move { from, to } in moves {
                 // The search has found the first slot free, and each move frees the next one.
@@ -98,7 +93,7 @@ impl<A: Algorithm> Keys<A> {
             return Ok(());
         }
         match policy.when_full {
-            WhenFull::Evict | WhenFull::CarryOver if self.evict_least_used(sets, policy, info) => Ok(()),
+            WhenFull::Evict | WhenFull::CarryOver if self.evict_least_used(sets, policy) => Ok(()),
             when_full => Err(self.full_error(sets, when_full)),
         }
     }
@@ -107,10 +102,9 @@ impl<A: Algorithm> Keys<A> {
     pub(in crate::store::memory) fn is_full_for(
         &self,
         fingerprint: u64,
-        now: Timestamp,
-        when_full: WhenFull,
-        info: &TableInfo<A::State>,
+        policy: &Eviction<'_, A>,
     ) -> Result<(), TableFull> {
+        let &Eviction { now, when_full, info, .. } = policy;
         let sets = candidate_sets(fingerprint, self.sets.len());
         // Under the other policies an eviction frees a slot, unless every key has a held amount.
         let can_be_full = || when_full == WhenFull::Deny || slots_of(sets).all(|slot| self.is_held(slot));
@@ -129,15 +123,15 @@ impl<A: Algorithm> Keys<A> {
     }
 
     /// Evicts the key with the least usage in the two sets. Returns `false` if every key has a held amount.
-    fn evict_least_used(&mut self, sets: [usize; 2], policy: &Eviction<'_, A>, info: &TableInfo<A::State>) -> bool {
+    fn evict_least_used(&mut self, sets: [usize; 2], policy: &Eviction<'_, A>) -> bool {
         let slots = slots_of(sets).filter(|slot| !self.is_held(*slot));
         // The least usage: the limit that is lost with the key is the smallest that can be.
         let Some(slot) = slots.min_by_key(|slot| policy.usage_rank(self.state(*slot))) else { return false };
-        if info.carries_debt {
+        if policy.info.carries_debt {
             let debt = self.state(slot).clone();
-            self.inherit_debt(Some(slot.set), &debt, policy, info);
+            self.inherit_debt(Some(slot.set), &debt, policy);
         }
-        self.clear_slot(slot, info);
+        self.clear_slot(slot, policy.info);
         self.evicted += 1;
         true
     }
@@ -153,10 +147,10 @@ impl<A: Algorithm> Keys<A> {
         if info.is_full(now) {
             return None;
         }
-        let mut seen = SeenSets([0; 64]);
+        let mut seen = vec![false; self.sets.len()];
         let mut reached: Vec<Reached> = Vec::with_capacity(8);
         for set in roots {
-            seen.insert(set);
+            seen[set] = true;
             reached.push(Reached { set, by: None });
         }
         let (mut next, mut full_until) = (0, u64::MAX);
@@ -170,7 +164,7 @@ impl<A: Algorithm> Keys<A> {
                 }
                 let idle_times = self.sets[to].states.iter().map(State::idle_at).filter(|idle_at| *idle_at > now);
                 full_until = idle_times.fold(full_until, u64::min);
-                if reached.len() < MAX_SEARCH_SETS && seen.insert(to) {
+                if reached.len() < MAX_SEARCH_SETS && !std::mem::replace(&mut seen[to], true) {
                     reached.push(Reached { set: to, by: Some((next, slot)) });
                 }
             }
@@ -206,17 +200,4 @@ fn moves_to(reached: &[Reached], mut index: usize, last: Move) -> Vec<Move> {
         index = origin;
     }
     moves
-}
-
-/// The sets that a search has reached, in a shard of up to 4096 sets.
-struct SeenSets([u64; 64]);
-
-impl SeenSets {
-    /// Returns whether the set is new.
-    fn insert(&mut self, set: usize) -> bool {
-        let (word, bit) = (&mut self.0[set / 64 % 64], 1 << (set % 64));
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
-    }
 }

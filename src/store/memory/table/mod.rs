@@ -142,11 +142,11 @@ impl<A: Algorithm> Table<A> {
             // A damaged file can name a set that does not exist.
             Some(set) => {
                 if let Some(shard) = self.shards.get(set / self.shared.max_sets) {
-                    shard.lock().inherit_debt(Some(set % self.shared.max_sets), debt, policy, &self.shared);
+                    shard.lock().inherit_debt(Some(set % self.shared.max_sets), debt, policy);
                 }
             }
             None => {
-                self.locked_shards().for_each(|mut keys| keys.inherit_debt(None, debt, policy, &self.shared));
+                self.locked_shards().for_each(|mut keys| keys.inherit_debt(None, debt, policy));
             }
         }
     }

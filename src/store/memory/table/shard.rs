@@ -134,24 +134,17 @@ impl<A: Algorithm> Keys<A> {
         &self,
         fingerprint: u64,
         policy: &Eviction<'_, A>,
-        info: &TableInfo<A::State>,
     ) -> Option<A::State> {
-        let debts = candidate_sets(fingerprint, info.max_sets).map(|set| self.debts.get(set));
+        let debts = candidate_sets(fingerprint, policy.info.max_sets).map(|set| self.debts.get(set));
         let [Some(first), Some(second)] = debts else { return None };
         let mut state = first.clone();
         policy.carry_over(&mut state, second);
         Some(state)
     }
 
-    pub(super) fn inherit_debt(
-        &mut self,
-        set: Option<usize>,
-        debt: &A::State,
-        policy: &Eviction<'_, A>,
-        info: &TableInfo<A::State>,
-    ) {
+    pub(super) fn inherit_debt(&mut self, set: Option<usize>, debt: &A::State, policy: &Eviction<'_, A>) {
         if self.debts.is_empty() {
-            self.debts.resize(info.max_sets, info.zero.clone());
+            self.debts.resize(policy.info.max_sets, policy.info.zero.clone());
         }
         let sets = set.map_or(0..self.debts.len(), |set| set..set + 1);
         for own in self.debts.get_mut(sets).unwrap_or_default() {
@@ -168,20 +161,18 @@ impl<A: Algorithm> Keys<A> {
     pub(in crate::store::memory) fn insert(
         &mut self,
         fingerprint: u64,
-        now: Timestamp,
         policy: &Eviction<'_, A>,
-        info: &TableInfo<A::State>,
     ) -> Result<SlotIndex, TableFull> {
         if let Some(slot) = self.find(fingerprint) {
             return Ok(slot);
         }
         let slot = loop {
-            if let Some(slot) = self.insert_free(fingerprint, now, info) {
+            if let Some(slot) = self.insert_free(fingerprint, policy.now, policy.info) {
                 break slot;
             }
-            self.make_space(fingerprint, now.as_micros(), policy, info)?;
+            self.make_space(fingerprint, policy)?;
         };
-        if let Some(debt) = self.inherited_debt(fingerprint, policy, info) {
+        if let Some(debt) = self.inherited_debt(fingerprint, policy) {
             *self.state_mut(slot) = debt;
         }
         Ok(slot)

@@ -14,14 +14,19 @@ use crate::store::inner::AlgorithmExt as _;
 const HOUR: FixedWindow = FixedWindow::new(Quota::per_hour(1_000_000));
 const START: Timestamp = Timestamp::from_micros(3_600_000_000_000);
 
-fn policy<A>(algorithm: &A, now: Timestamp, when_full: WhenFull) -> Eviction<'_, A> {
-    Eviction { algorithm: Some(algorithm), now, when_full }
+fn policy<'a, A: Algorithm>(
+    table: &'a Table<A>,
+    algorithm: &'a A,
+    now: Timestamp,
+    when_full: WhenFull,
+) -> Eviction<'a, A> {
+    Eviction { algorithm: Some(algorithm), now, when_full, info: table.info() }
 }
 
 /// Charges a key.
 fn charge<A: Algorithm>(table: &Table<A>, key: u64, algorithm: &A, now: Timestamp) -> Result<(), TableFull> {
     let mut keys = table.lock(key);
-    let slot = keys.insert(key, now, &policy(algorithm, now, WhenFull::Deny), table.info())?;
+    let slot = keys.insert(key, &policy(table, algorithm, now, WhenFull::Deny))?;
     algorithm.charge(keys.state_mut(slot), now, Duration::ZERO, 1);
     Ok(())
 }
@@ -85,7 +90,7 @@ fn full_table_follows_its_policy() {
         for _ in 0..2_000 {
             let key = fingerprint(random.number());
             let mut keys = table.lock(key);
-            let inserted = keys.insert(key, START, &policy(&HOUR, START, when_full), table.info());
+            let inserted = keys.insert(key, &policy(&table, &HOUR, START, when_full));
             match inserted {
                 Ok(slot) => {
                     HOUR.charge(keys.state_mut(slot), START, Duration::ZERO, 1);
@@ -105,7 +110,7 @@ fn full_table_follows_its_policy() {
         // Whatever was evicted: a key that comes back under `CarryOver` has at least what it was charged.
         let inherits = |key: &&u64| {
             let keys = table.lock(**key);
-            let debt = keys.inherited_debt(**key, &policy(&HOUR, START, when_full), table.info());
+            let debt = keys.inherited_debt(**key, &policy(&table, &HOUR, START, when_full));
             debt.is_some_and(|debt| HOUR.snapshot(&debt, START).compute().remaining < 1_000_000)
         };
         let gone = model.keys().filter(|key| table.lock(**key).find(**key).is_none());

@@ -28,7 +28,7 @@ impl LeasedLimit {
             (info.held_until_end, "counts requests in flight, which have no quota to lease"),
             (facts.is_conditional, "applies only to some requests"),
             (facts.keeps_free, "keeps units free from some requests"),
-            (facts.share == ShareRole::Share, "is a guaranteed share"),
+            (facts.share.role == ShareRole::Share, "is a guaranteed share"),
             (counts_denials, "counts the denials of an escalation, which each process must know at once"),
             (facts.is_queue, "is a queue, whose starts are one after the other"),
         ];

@@ -99,7 +99,7 @@ impl LimitSet {
                 template.arg1 |= 1 << index;
             }
         }
-        for (index, _) in limits.iter().enumerate().filter(|(_, limit)| limit.facts.share != ShareRole::None) {
+        for (index, _) in limits.iter().enumerate().filter(|(_, limit)| limit.facts.share.role != ShareRole::None) {
             template.arg1 |= 1 << (limits.len() + index);
         }
         let is_in_flight = |limit: &LimitInfo| limit.held_until_end && limit.facts.is_shadow;

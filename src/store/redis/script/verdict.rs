@@ -193,7 +193,7 @@ impl ScriptVerdict {
         let is_repeat = self.has_flag(REPEATED);
         let charges = template.operation != Operation::Peek && !is_repeat;
         let kept_free = |index: usize| template.kept_free.get(index).copied().flatten();
-        let is_common = |limit: &LimitInfo| limit.facts.share == ShareRole::Common && !limit.facts.is_shadow;
+        let is_common = |limit: &LimitInfo| limit.facts.share.role == ShareRole::Common && !limit.facts.is_shadow;
         let can_borrow = limits.iter().enumerate().any(|(index, limit)| replay.applies(index) && is_common(limit));
         let mut is_within_share = false;
         let mut readings = Vec::with_capacity(limits.len());
@@ -205,7 +205,7 @@ impl ScriptVerdict {
             // The script returns the verdicts by which the limits decide together.
             let (mut verdict, own) = (parse_verdict(value), template.options(index, limit, options));
             // A share has its own verdict: above its share, the request borrows.
-            let is_share = limit.facts.share == ShareRole::Share;
+            let is_share = limit.facts.share.role == ShareRole::Share;
             is_within_share |= is_share && verdict == Verdict::Allowed;
             let borrows = is_share && verdict != Verdict::Allowed && self.block(index).is_none() && can_borrow;
             if borrows {
@@ -221,10 +221,10 @@ impl ScriptVerdict {
                 supports_scheduling: algorithm.supports_scheduling()
                     && !options.hold
                     && kept_free(index).is_none()
-                    && limit.facts.share == ShareRole::None,
+                    && limit.facts.share.role == ShareRole::None,
                 near: if limit.warn_keys.is_some() { NearLimit::HAS_MARK } else { NearLimit::NONE },
                 shadow: limit.facts.is_shadow,
-                share: limit.facts.share,
+                share: limit.facts.share.role,
                 borrows,
                 ..LimitReading::EMPTY
             };
@@ -257,7 +257,7 @@ impl ScriptVerdict {
                 let (charged_after, held) = (charged_after.filter(|_| !options.hold), state.held);
                 state.replay(|numbers| algorithm.replay(numbers, now, options, charged_after, held))?
             };
-            let needs_free = !(is_within_share && limit.facts.share == ShareRole::Common);
+            let needs_free = !(is_within_share && limit.facts.share.role == ShareRole::Common);
             let kept_free = kept_free(index).filter(|_| needs_free).unwrap_or_default();
             let mut reading = LimitReading { kept_free, ..*reading };
             let keys = limit.warn_keys.as_ref();
