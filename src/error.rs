@@ -155,6 +155,11 @@ impl Error {
     pub fn is_unsupported(&self) -> bool {
         self.kind == Kind::Unsupported
     }
+
+    /// Returns whether the application is at fault: no retry succeeds.
+    pub(crate) fn is_misconfigured(&self) -> bool {
+        self.is_config() || self.is_unsupported()
+    }
 }
 
 impl fmt::Display for Error {

@@ -15,7 +15,7 @@ use crate::error::Error;
 ///
 /// | Level | Events |
 /// |---|---|
-/// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, also if it is exempt; a cost that exceeds its limit; limits that conflict or share a name; a store that stopped responding; expired holds |
+/// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, also if it is exempt; a configuration error of the limiter; a cost that exceeds its limit; limits that conflict or share a name; a store that stopped responding; expired holds |
 /// | `INFO` | a store that responds again: its circuit breaker closes, or the store itself decides (not a lease) |
 /// | `DEBUG` | rejected, failed and abandoned requests; keys that come near a limit |
 /// | `TRACE` | forwarded requests; waits, settlements, calls to the store, memory usage |
@@ -46,6 +46,8 @@ pub struct Tracing {
 #[derive(Debug, Default)]
 struct LoggedOnce {
     misconfigured: AtomicBool,
+    /// The limiter failed because of a misconfiguration.
+    failing: AtomicBool,
     exceeds_limit: AtomicBool,
     /// Reset when the store decides again.
     degraded: AtomicBool,
@@ -119,10 +121,12 @@ impl Tracing {
         let (limiter, elapsed) = (&*self.limiter, elapsed.map(field::debug));
         if error.is_conflict() {
             debug!(target: TARGET, limiter, %error, elapsed, "request rejected: conflict of a reservation id");
-        } else if first_time(&self.logged.degraded) {
+        } else if error.is_misconfigured() && first_time(&self.logged.failing) {
+            warn!(target: TARGET, limiter, %error, elapsed, "requests are rejected: the server is misconfigured");
+        } else if !error.is_misconfigured() && first_time(&self.logged.degraded) {
             warn!(target: TARGET, limiter, %error, elapsed, "limiter unavailable: requests are rejected");
         } else {
-            debug!(target: TARGET, limiter, %error, elapsed, "request rejected: limiter unavailable");
+            debug!(target: TARGET, limiter, %error, elapsed, "request rejected: the limiter failed");
         }
     }
 }

@@ -57,7 +57,7 @@ impl Rejection {
         match self {
             Self::OverLimit(_) => false,
             Self::MissingKey(missing) => missing.is_server_error(),
-            Self::Unavailable(error) => error.is_config() || error.is_unsupported(),
+            Self::Unavailable(error) => error.is_misconfigured(),
         }
     }
 

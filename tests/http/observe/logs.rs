@@ -7,16 +7,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{Request, Response};
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::cost::OnlyFailures;
 use tower_ratelimit::key::{Credential, Extracted, Header, MissingKey};
 use tower_ratelimit::limiter::{LimiterFuture, Observed, Outcome};
-use tower_ratelimit::observe::Tracing;
+use tower_ratelimit::observe::{Metrics, Tracing};
 use tower_ratelimit::response::{BoxError, RejectWithError};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Decision, ExtractKey, FixedWindow, LeakyQueue, Limiter, ManualClock, Memory, PeerIp,
-    Quota, RateLimitLayer, Redis, RedisServer, ReservationId, Timestamp, TokioClock, Verdict,
+    AcquireOptions, BoxLimiter, Costs, Decision, ExtractKey, FixedWindow, LeakyQueue, Limit, Limiter, ManualClock,
+    Memory, PeerIp, Quota, RateLimitLayer, Redis, RedisServer, ReservationId, Timestamp, TokioClock, Verdict,
 };
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -230,6 +231,33 @@ async fn denial_without_a_limit_is_no_outage() {
     };
     assert_eq!(loud_lines(|| without_limit(Verdict::Denied { retry_after: Duration::from_secs(1) })).await, 0);
     assert_eq!(loud_lines(|| without_limit(Verdict::Allowed)).await, 6, "as by `FailOpen`");
+}
+
+/// Clients choose how often a cost in an unknown unit occurs. It hides no outage.
+#[tokio::test]
+async fn misconfiguration_is_logged_once_and_is_no_outage() {
+    let (log, _guard) = CapturedLog::start();
+    let (recorder, events) = (PrometheusBuilder::new().build_recorder(), RecordedEvents::default());
+    let _recorder = metrics::set_default_local_recorder(&recorder);
+    let limits = Limit::new("requests", FixedWindow::new(Quota::per_hour(1))).cost_of("requests");
+    let limiter = Memory::<str, _>::builder(limits).clock(ManualClock::new()).build().expect("a limiter");
+    let tracing = Tracing::new("api");
+    let observed = Observed::new(limiter, tracing.clone()).observe(Metrics::new("api")).observe(events.clone());
+    for _ in 0..3 {
+        let unknown = Costs::new().add("tokens", 1);
+        assert!(observed.check("alice", unknown).await.is_err_and(|error| error.is_config()));
+        let _decided = observed.check("alice", Costs::new().add("requests", 1)).await.expect("a decision");
+    }
+    assert_eq!(events.take().iter().filter(|event| *event == "failed").count(), 3);
+    assert!(recorder.handle().render().contains("ratelimit_misconfigured_total{limiter=\"api\"} 3"));
+    let loud_lines =
+        || log.take().into_iter().filter(|line| matches!(level(line), "WARN" | "INFO")).collect::<Vec<_>>();
+    let lines = loud_lines();
+    assert!(lines.len() == 1 && lines[0].contains("misconfigured"), "{lines:#?}");
+
+    send(&unobserved(PeerIp::new(), FailingLimiter).observe(tracing), request("x-any", "x")).await;
+    let lines = loud_lines();
+    assert!(lines.len() == 1 && lines[0].contains("limiter unavailable"), "{lines:#?}");
 }
 
 /// A limiter whose holds have ids: a repeat of one, also with another cost or after the settlement, concerns one request.
