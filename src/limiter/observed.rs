@@ -13,6 +13,7 @@ use crate::runtime::Instant;
 /// | Event | When |
 /// |---|---|
 /// | [`Decided`](Event::Decided) | the limiter has decided |
+/// | [`Exempt`](Event::Exempt) | no limit applies |
 /// | [`Failed`](Event::Failed) | the limiter has returned an error |
 /// | [`Abandoned`](Event::Abandoned) | the future of the decision was dropped |
 ///

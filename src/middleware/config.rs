@@ -243,16 +243,10 @@ pub(crate) fn rejected<Request, P: Parts<Request>>(
     Ok(P::End::on_response(P::Tracker::default(), response))
 }
 
-/// The event of an admitted request.
-#[inline]
-pub(crate) fn decided_event(decision: &Decision, elapsed: Option<Duration>) -> Event<'_> {
-    if decision.is_exempt() { Event::Exempt } else { Event::Decided { decision, elapsed } }
-}
-
 /// Emits the event of an admitted request.
 #[inline]
 pub(crate) fn emit_decided(observers: &Observers, decision: &Decision) {
-    observers.emit(|| decided_event(decision, None));
+    observers.emit(|| Event::decided(decision, None));
 }
 
 /// Returns the decision on an admitted request, if a limit applied.

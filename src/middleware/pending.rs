@@ -9,8 +9,7 @@ use std::task::{Context, Poll, ready};
 use tower_service::Service as _;
 
 use super::config::{
-    ConfigOf, Disposition, acquire_options, applied, classify, decided_event, observe_context, rejected,
-    rejection_event,
+    ConfigOf, Disposition, acquire_options, applied, classify, observe_context, rejected, rejection_event,
 };
 use super::future::ResponseFuture;
 use super::join::join_after;
@@ -20,7 +19,7 @@ use super::settlement::{PendingSettlement, track};
 use crate::decision::Decision;
 use crate::key::MissingKey;
 use crate::limiter::{Held, LimiterFuture, Outcome, ReleaseOnDrop};
-use crate::observe::{Observers, OutcomeGuard, WaitEnd};
+use crate::observe::{Event, Observers, OutcomeGuard, WaitEnd};
 use crate::read_ahead::{BodyReader, ReadEnd, StartReading, start_reading};
 use crate::response::{Rejection, Respond as _};
 use crate::runtime::Instant;
@@ -87,7 +86,7 @@ impl Progress {
         if let Some(waited) = self.outcome.end_wait(WaitEnd::Served) {
             decision = decision.into_delayed(waited);
         }
-        self.outcome.finish(|elapsed| decided_event(&decision, elapsed));
+        self.outcome.finish(|elapsed| Event::decided(&decision, elapsed));
         decision
     }
 

@@ -352,9 +352,9 @@ pub enum Stage {
 
 /// Events that a middleware or a limiter of your own emits. [`Exempt`](Self::Exempt) has no fields.
 impl<'a> Event<'a> {
-    /// Creates [`Decided`](Self::Decided).
-    pub const fn decided(decision: &'a Decision, elapsed: Option<Duration>) -> Self {
-        Self::Decided { decision, elapsed }
+    /// Creates [`Decided`](Self::Decided), or [`Exempt`](Self::Exempt) if no limit [applies](Decision::is_exempt).
+    pub fn decided(decision: &'a Decision, elapsed: Option<Duration>) -> Self {
+        if decision.is_exempt() { Self::Exempt } else { Self::Decided { decision, elapsed } }
     }
 
     /// Creates [`MissingKey`](Self::MissingKey).

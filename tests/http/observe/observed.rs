@@ -31,16 +31,19 @@ enum End {
 /// Each number is the cost of one request.
 const COSTS: [u64; 6] = [1, 2, 9, 1, 1, 1];
 
-fn limiters() -> [BoxLimiter<()>; 4] {
+fn limiters() -> [BoxLimiter<()>; 5] {
     let rate = || FixedWindow::new(Quota::per_hour(4));
     let memory = || Memory::builder(rate()).clock(ManualClock::new()).build().expect("a limiter");
     let in_flight = (Limit::new("rate", rate()), Limit::new("in-flight", InFlight::new(3)).fixed_cost(1));
     let in_flight = Memory::builder(in_flight).clock(ManualClock::new()).build().expect("a limiter");
+    let inapplicable = Limit::new("rate", rate()).keyed_by(|&()| ()).only_if(|_| false);
+    let inapplicable = Memory::builder(inapplicable).clock(ManualClock::new()).build().expect("a limiter");
     [
         BoxLimiter::new(memory()),
         BoxLimiter::new(Deferred(BoxLimiter::new(memory()), 2)),
         BoxLimiter::new(FailingLimiter),
         BoxLimiter::new(in_flight),
+        BoxLimiter::new(inapplicable),
     ]
 }
 
@@ -119,7 +122,7 @@ async fn observed_limiter_emits_the_events_of_the_layer() {
             outcomes.extend(events.iter().map(|line| line.split([' ', ',']).next().unwrap_or_default().to_owned()));
             assert_eq!(events, sorted(expected), "{end:?}");
         }
-        for outcome in ["allowed", "exceeds_limit", "failed", "InFlightStarted", "InFlightEnded"] {
+        for outcome in ["allowed", "exempt", "exceeds_limit", "failed", "InFlightStarted", "InFlightEnded"] {
             assert!(outcomes.contains(outcome), "{end:?}: no {outcome} in {outcomes:?}");
         }
         assert_eq!(outcomes.contains("denied"), !matches!(end, End::Settle(0)), "{end:?}");
