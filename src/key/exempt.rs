@@ -31,8 +31,8 @@ where
         if self.exempt.matches(request) { Extracted::Exempt } else { self.key.extract(request) }
     }
 
-    fn warning(&self, request: &Request) -> Option<&'static str> {
-        self.key.warning(request)
+    fn proxy(&self, request: &Request) -> Option<IpAddr> {
+        self.key.proxy(request)
     }
 }
 

@@ -1,5 +1,7 @@
 //! The trait between the layer and the key of a request.
 
+use std::net::IpAddr;
+
 use super::MissingKey;
 #[cfg(doc)]
 use super::PeerIp;
@@ -56,12 +58,11 @@ pub trait ExtractKey<Request> {
     /// Extracts the key of a request.
     fn extract(&self, request: &Request) -> Extracted<Self::Key>;
 
-    /// Returns a warning if the request suggests that this extractor does not fit the server.
+    /// Returns the address by which this extractor counts, if the request suggests that it is a proxy's.
     ///
-    /// The layer asks about its first requests. If many of them have a warning, and all of these one key, it emits
-    /// [`Event::Warning`](crate::observe::Event::Warning). [`PeerIp`] warns of a proxy in front of the server. By
-    /// default there is none.
-    fn warning(&self, request: &Request) -> Option<&'static str> {
+    /// The layer asks about its first requests. If it finds one proxy in many of them, and no other, it emits
+    /// [`Event::Warning`](crate::observe::Event::Warning). [`PeerIp`] finds proxies. By default there is none.
+    fn proxy(&self, request: &Request) -> Option<IpAddr> {
         let _ = request;
         None
     }

@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use super::{ExtractKey, Extracted};
 use crate::encode::{EncodeKey, KeyWriter};
 
@@ -73,8 +75,11 @@ impl<Request, A: ExtractKey<Request>, B: ExtractKey<Request>> ExtractKey<Request
         }
     }
 
-    fn warning(&self, request: &Request) -> Option<&'static str> {
-        self.first.warning(request).or_else(|| self.second.warning(request))
+    fn proxy(&self, request: &Request) -> Option<IpAddr> {
+        match self.first.extract(request) {
+            Extracted::Missing(missing) if !missing.is_unusable() => self.second.proxy(request),
+            _ => self.first.proxy(request),
+        }
     }
 }
 

@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use super::{ExtractKey, Extracted};
 
 // A missing part takes precedence over an exempt one, because omitting a header must not lift a limit. An unusable
@@ -27,9 +29,9 @@ macro_rules! tuple {
                 }
             }
 
-            fn warning(&self, request: &Request) -> Option<&'static str> {
+            fn proxy(&self, request: &Request) -> Option<IpAddr> {
                 let ($($part,)+) = self;
-                None$(.or_else(|| $part.warning(request)))+
+                None$(.or_else(|| $part.proxy(request)))+
             }
         }
     };

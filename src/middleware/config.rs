@@ -107,19 +107,18 @@ pub(crate) fn observe_context<Request, P: Parts<Request>>(config: &ConfigOf<Requ
     }
 }
 
-/// Emits the extractor's warning, if there is one for many of the first requests, and they have one key.
+/// Emits a warning if the extractor counts many of the first requests by the address of one proxy.
 #[cold]
 #[inline(never)]
-pub(crate) fn observe_first<Request, P: Parts<Request>>(
-    config: &ConfigOf<Request, P>,
-    request: &Request,
-    key: &P::Key,
-) {
+pub(crate) fn observe_first<Request, P: Parts<Request>>(config: &ConfigOf<Request, P>, request: &Request) {
     if config.first_requests.count_request()
-        && let Some(message) = config.extractor.warning(request)
-        && config.first_requests.is_due(FirstRequests::hash_of(key))
+        && let Some(proxy) = config.extractor.proxy(request)
+        && config.first_requests.is_due(proxy)
     {
-        config.observers.warn(message);
+        config.observers.warn(
+            "one limit for all clients: many requests with `X-Forwarded-For` come from one private address, which \
+             `PeerIp` counts by; behind a proxy use `ClientIp` with the proxy's network",
+        );
     }
 }
 

@@ -100,7 +100,7 @@ where
         let options = acquire_options::<Request, (S, K, A, R, T, E)>(config, &request, cost, first_delay);
         let acquired = config.limiter.acquire(key, options);
         if config.observers.can_warn() {
-            observe_first::<Request, (S, K, A, R, T, E)>(config, &request, key);
+            observe_first::<Request, (S, K, A, R, T, E)>(config, &request);
         }
         if T::NEEDS_HOLD || E::TRACKS {
             return match acquired.try_ready() {

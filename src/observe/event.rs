@@ -247,7 +247,7 @@ pub enum Event<'a> {
     ///   misconfigured: without connect info, for example, no request has an address, and no limit applies.
     ///
     /// - Many of the first requests come from one private address, which [`PeerIp`](crate::PeerIp) counts by, and a proxy
-    ///   has added `X-Forwarded-For`: [`ExtractKey::warning`](crate::ExtractKey::warning).
+    ///   has added `X-Forwarded-For`: [`ExtractKey::proxy`](crate::ExtractKey::proxy).
     ///
     /// Each layer emits one event of every kind but the first. Without an observer, a debug build prints the one about the
     /// proxy on the standard error, and the causes of "server misconfigured".

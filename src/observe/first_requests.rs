@@ -1,12 +1,10 @@
-use std::hash::{BuildHasher as _, Hash};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use foldhash::fast::FixedState;
-
-/// The search for a wrong setting among the first requests of a layer: all that have a warning have one key.
+/// The search for one proxy among the first requests of a layer.
 ///
-/// Clones share the search. It ends with a warning, with a second key, or after [`MAX_REQUESTS`](Self::MAX_REQUESTS), so
+/// Clones share the search. It ends with a warning, with a second proxy, or after [`MAX_REQUESTS`](Self::MAX_REQUESTS), so
 /// a healthy server searches for a moment only. Clones also print at most one cause of a misconfiguration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FirstRequests(Arc<Found>);
@@ -14,14 +12,13 @@ pub(crate) struct FirstRequests(Arc<Found>);
 #[derive(Debug, Default)]
 struct Found {
     requests: AtomicU32,
-    with_warning: AtomicU32,
-    /// The hash of the key of the first request with a warning, or 0.
-    key: AtomicU64,
+    with_proxy: AtomicU32,
+    proxy: OnceLock<IpAddr>,
 }
 
 impl FirstRequests {
     const MAX_REQUESTS: u32 = 1000;
-    const MIN_WARNINGS: u32 = 50;
+    const MIN_REQUESTS: u32 = 50;
 
     /// Counts a request. Returns whether the search goes on.
     #[inline]
@@ -35,26 +32,14 @@ impl FirstRequests {
         goes_on
     }
 
-    /// Counts a warning about a request of a key with this hash. Returns whether it is time to emit it: once.
-    pub(crate) fn is_due(&self, hash_of_key: u64) -> bool {
-        let Found { requests, with_warning, key: of_first, .. } = &*self.0;
-        match of_first.compare_exchange(0, hash_of_key, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(first) if first != hash_of_key => {
-                requests.store(Self::MAX_REQUESTS, Ordering::Relaxed);
-                false
-            }
-            _ => {
-                let count = with_warning.fetch_add(1, Ordering::Relaxed) + 1;
-                if count >= Self::MIN_WARNINGS {
-                    requests.store(Self::MAX_REQUESTS, Ordering::Relaxed);
-                }
-                count == Self::MIN_WARNINGS
-            }
+    /// Counts a request of this proxy. Returns whether it is time to emit the warning: once.
+    pub(crate) fn is_due(&self, proxy: IpAddr) -> bool {
+        let found = &*self.0;
+        let is_only = *found.proxy.get_or_init(|| proxy) == proxy;
+        let count = if is_only { found.with_proxy.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        if !is_only || count >= Self::MIN_REQUESTS {
+            found.requests.store(Self::MAX_REQUESTS, Ordering::Relaxed);
         }
-    }
-
-    /// The hash of a key. Never 0, which is the mark of no key.
-    pub(crate) fn hash_of(key: &impl Hash) -> u64 {
-        FixedState::default().hash_one(key) | 1
+        count == Self::MIN_REQUESTS
     }
 }

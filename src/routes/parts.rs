@@ -1,3 +1,4 @@
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -127,8 +128,8 @@ where
         }
     }
 
-    fn warning(&self, request: &Request<B>) -> Option<&'static str> {
-        self.parts.address.warning(request)
+    fn proxy(&self, request: &Request<B>) -> Option<IpAddr> {
+        self.parts.address.proxy(request)
     }
 }
 

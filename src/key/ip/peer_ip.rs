@@ -111,16 +111,15 @@ impl<Request, P: PeerAddress<Request>, H: AddressForm> ExtractKey<Request> for P
         }
     }
 
-    fn warning(&self, request: &Request) -> Option<&'static str> {
-        let is_local = |address: IpAddr| match address.to_canonical() {
+    fn proxy(&self, request: &Request) -> Option<IpAddr> {
+        let is_local = |address: &IpAddr| match address.to_canonical() {
             IpAddr::V4(address) => address.is_loopback() || address.is_private() || address.is_link_local(),
             IpAddr::V6(address) => {
                 address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local()
             }
         };
-        let is_behind_proxy =
-            self.peer_source.is_forwarded(request) && self.peer_source.peer_address(request).is_some_and(is_local);
-        is_behind_proxy.then_some(BEHIND_PROXY)
+        let source = &self.peer_source;
+        if source.is_forwarded(request) { source.peer_address(request).filter(is_local) } else { None }
     }
 }
 
@@ -129,6 +128,3 @@ impl<Request, P: PeerAddress<Request>, H> KnownAddress<Request> for PeerIp<P, H>
         self.peer_source.peer_address(request)
     }
 }
-
-const BEHIND_PROXY: &str = "one limit for all clients: many requests with `X-Forwarded-For` come from one private \
-                            address, which `PeerIp` counts by; behind a proxy use `ClientIp` with the proxy's network";

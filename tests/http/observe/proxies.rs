@@ -23,8 +23,10 @@ where
     let layer = RateLimitLayer::new(extractor, FailingLimiter).responder(Http::without_headers().map_body());
     let layer = layer.observe(events.clone());
     let service = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::default()))));
-    for (peer, field) in requests {
+    for ((peer, field), method) in requests.into_iter().zip([http::Method::GET, http::Method::POST].into_iter().cycle())
+    {
         let mut request = Request::new(Body::default());
+        *request.method_mut() = method;
         request.extensions_mut().insert(std::net::SocketAddr::from((peer, 1)));
         if let Some(field) = field {
             request.headers_mut().insert(field, "203.0.113.7".parse().expect("a value"));
