@@ -30,8 +30,11 @@ struct Prepaid {
 
 impl Limiter<KeyText> for Prepaid {
     fn acquire(&self, account: &KeyText, options: AcquireOptions) -> LimiterFuture<Outcome> {
-        if options.hold {
-            return LimiterFuture::ready(Err(Error::unsupported("prepaid accounts cannot hold costs")));
+        // The bank would debit each repeat of an id.
+        if options.hold || options.reservation_id().is_some() {
+            return LimiterFuture::ready(Err(Error::unsupported(
+                "prepaid accounts cannot hold costs, and know no ids",
+            )));
         }
         let (decision, held) = match self.burst.hold(account, options).try_ready() {
             Ok(Ok(Outcome { decision, held: Some(held), .. })) => (decision, held),

@@ -44,15 +44,18 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let shared =
         Postgres::<IpAddr>::new(config, "hello", StoreLimits::new(limit)?).deadline(Duration::from_millis(500));
     let shared = Arc::new(shared);
-    if let Err(error) = shared.create_table().await {
+    let created = shared.create_table().await;
+    if let Err(error) = &created {
         eprintln!("{error}\nUntil then, each process allows ten requests.");
     }
     let local = Memory::new(Limit::new("hello", FixedWindow::new(Quota::new(10, TEN_SECONDS))));
 
     let cleaned = Arc::clone(&shared);
+    let mut has_table = created.is_ok();
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(TEN_SECONDS).await;
+            has_table = has_table || cleaned.create_table().await.is_ok();
             // A full batch means that there may be more.
             while matches!(cleaned.remove_expired().await, Ok(1000)) {}
         }
