@@ -11,7 +11,7 @@ use super::{AdminOperation, Limiter, LimiterFuture, LimitsOfKey, Outcome};
 use crate::decision::{AcquireOptions, BlockReason, Decision};
 use crate::error::Error;
 use crate::escalation::{BLOCKS, DENIALS, Escalation, PAUSE};
-use crate::observe::{Event, Observer, Observers};
+use crate::observe::{Event, Observer, Observers, WarningKind};
 
 /// A limiter that blocks keys which continue to send requests while they are denied: for longer each time.
 ///
@@ -166,7 +166,7 @@ impl<L, C> Escalating<L, C> {
             Ok(None) => decision,
             Err(error) if error.is_unavailable() => decision,
             Err(error) => {
-                self.observers.warn(&format!("escalation failed: {error}"));
+                self.observers.warn_once(WarningKind::FailedEscalation, || Some(format!("escalation failed: {error}")));
                 decision
             }
         };

@@ -245,12 +245,13 @@ pub enum Event<'a> {
     /// - A request is settled with a [unit](crate::Costs) that no limit names, so its whole held cost is charged.
     /// - [`MissingKeyPolicy::Exempt`](crate::MissingKeyPolicy::Exempt) exempts requests because the server is
     ///   misconfigured: without connect info, for example, no request has an address, and no limit applies.
-    ///
+    /// - [`Escalating`](crate::limiter::Escalating) cannot count denials.
+    /// - No runtime renews the holds in Redis, so they may expire.
     /// - Many of the first requests come from one private address, which [`PeerIp`](crate::PeerIp) counts by, and a proxy
     ///   has added `X-Forwarded-For`: [`ExtractKey::proxy`](crate::ExtractKey::proxy).
     ///
-    /// Each layer emits one event of every kind but the first. Without an observer, a debug build prints the one about the
-    /// proxy on the standard error, and the causes of "server misconfigured".
+    /// Each layer or limiter emits one event of every kind but those about Redis. Without an observer, a debug build prints
+    /// the one about the proxy on the standard error, and the causes of "server misconfigured".
     #[non_exhaustive]
     Warning {
         /// The problem and its solution.

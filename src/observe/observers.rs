@@ -26,6 +26,8 @@ pub(crate) enum WarningKind {
     ExemptByMisconfiguration = 2,
     /// The costs that settle a request have a unit that no limit names.
     UnknownUnit = 4,
+    /// `Escalating` cannot count denials.
+    FailedEscalation = 8,
 }
 
 impl Observers {

@@ -13,6 +13,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{Credential, Extracted, Global, MissingKey};
+use tower_ratelimit::limiter::{Escalating, Escalation};
 use tower_ratelimit::observe::Event;
 use tower_ratelimit::response::{BoxError, Grpc, Headers, RateLimitFormat, RejectWithError};
 use tower_ratelimit::{
@@ -264,6 +265,20 @@ async fn each_request_emits_one_terminal_event_under_random_drops() {
         round(Deferred(queue, 2), &events, &mut random).await;
         round(Deferred(window, 1), &events, &mut random).await;
     }
+}
+
+/// The limits of the counts are not those of the escalation. Clients choose how many denials there are.
+#[tokio::test]
+async fn misconfigured_counts_of_an_escalation_emit_one_warning() {
+    let (events, escalation) = (RecordedEvents::default(), Escalation::new("default", Quota::per_minute(1)));
+    let one = || memory(FixedWindow::new(Quota::per_hour(1)));
+    let limiter = Escalating::new(one(), one(), escalation).observe(events.clone());
+    for call in 0..5 {
+        let decision = limiter.check(&"a", 1).await.expect("a decision");
+        assert_eq!(decision.is_allowed(), call == 0);
+    }
+    let events = events.take();
+    assert!(events.len() == 1 && events[0].starts_with("warning: escalation failed"), "{events:#?}");
 }
 
 /// A layer answers alike with and without an observer.
