@@ -99,8 +99,8 @@ impl<Key: ?Sized + 'static> KeyParts<Key> {
         let build = |(index, policy): (usize, &Policy)| {
             check_name(index, policy, policies.iter())?;
             policy.check_block(policies).map_err(|problem| field_error(index, policy, "escalate", &problem))?;
-            let sub_key = match &policy.fields.by {
-                Some(Names::One(by)) => self.sub_keys.iter().find(|(name, _)| name == by),
+            let sub_key = match policy.fields.by.as_ref().map(Names::as_slice) {
+                Some([by]) => self.sub_keys.iter().find(|(name, _)| name == by),
                 _ => None,
             };
             let (_, sub_key) = sub_key.ok_or_else(|| {

@@ -147,7 +147,8 @@ impl<A, U> ExtractParts<A, U> {
                 let problem = "there is no source of users; call `RequestParts::user`";
                 return Err(field_error(index, policy.policy(), field, problem));
             }
-            if S::IS_SHARED && part.is_hashed() && !self.parts.is_shared {
+            // A condition compares in this process.
+            if field == "by" && S::IS_SHARED && part.is_hashed() && !self.parts.is_shared {
                 let problem = "keyed hashes in Redis need a pepper of all processes; call `RequestParts::pepper`";
                 return Err(field_error(index, policy.policy(), field, problem));
             }

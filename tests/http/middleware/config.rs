@@ -12,8 +12,8 @@ use tower_ratelimit::limiter::Held;
 use tower_ratelimit::routes::{RequestParts, RoutePolicies};
 use tower_ratelimit::{
     AcquireOptions, Calendar, Costs, Decision, Detail, DynLimit, ExtractKey as _, FixedWindow, Gcra, LeakyBucket,
-    LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, Quota, SlidingLog, SlidingWindow, TokenBucket,
-    Weekday, WhenFull,
+    LeakyQueue, Limit, LimitStatus, Limiter, ManualClock, Memory, Quota, Redis, RedisServer, SlidingLog, SlidingWindow,
+    TokenBucket, Weekday, WhenFull,
 };
 
 use crate::random::Random;
@@ -745,6 +745,14 @@ fn conflicting_policies_are_an_error_with_the_position() {
 }
 
 #[test]
+fn list_of_one_sub_key_is_its_name() {
+    let policies = [policy("name = 'x'\nalgorithm = 'gcra'\nquota = '10/min'\nby = ['user']").unwrap()];
+    let limiter = memory(parts().limits(&policies).unwrap(), &ManualClock::new());
+    assert!(limiter.check(&ALICE, AcquireOptions::cost(10)).is_allowed());
+    assert!(!limiter.check(&ALICE, AcquireOptions::default()).is_allowed());
+}
+
+#[test]
 fn sub_key_added_again_replaces_the_earlier_one() {
     let clock = ManualClock::new();
     let parts = parts().add("user", |caller: &Caller| caller.organisation);
@@ -1063,6 +1071,16 @@ fn error_in_a_file_of_routes_points_at_the_field() {
     assert!(error.starts_with("limits[1] (\"a\"), name: limits[0] has it too"), "{error}");
     let limits = build(&policies("address")).expect("limits");
     assert!(limits.replace(&twice).is_err());
+    // Only a limit that counts by a secret writes its hash to Redis. A condition compares secrets in the process.
+    let in_redis = |limit: serde_json::Value| {
+        let policies = serde_json::from_value(serde_json::json!({ "limits": [limit] })).unwrap();
+        let server = RedisServer::open("redis://127.0.0.1:1").unwrap();
+        RequestParts::default().in_redis(&policies, |limits| Redis::builder(server, "api", limits).build()).map(|_| ())
+    };
+    let limit = |by: &str| serde_json::json!({ "name": "a", "algorithm": "gcra", "quota": "1/s", "by": by, "when": { "header:x-a": "b" } });
+    in_redis(limit("address")).expect("limits");
+    let error = in_redis(limit("cookie:id")).unwrap_err().to_string();
+    assert!(error.starts_with("limits[0] (\"a\"), by: keyed hashes in Redis need a pepper"), "{error}");
     let keep_free = |conditions: serde_json::Value| -> RoutePolicies {
         let limit = serde_json::json!({
             "name": "a", "algorithm": "gcra", "quota": "9/s", "by": "all", "keep_free": { "bulk": 3 }
