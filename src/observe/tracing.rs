@@ -8,15 +8,15 @@ use tracing::{Level, Span, debug, enabled, field, info, trace, warn};
 
 use super::event::Event;
 use super::observer::Observer;
-use crate::decision::{Decision, DecisionSource};
+use crate::decision::{Decision, DecisionSource, LimitStatus};
 use crate::error::Error;
 
 /// Writes events with the [`tracing`](::tracing) facade (feature `tracing`), to the target `tower_ratelimit`.
 ///
 /// | Level | Events |
 /// |---|---|
-/// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, also if it is exempt; a configuration error of the limiter; a cost that exceeds its limit; limits that conflict or share a name; a store that stopped responding; expired holds |
-/// | `INFO` | a store that responds again: its circuit breaker closes, or the store itself decides (not a lease) |
+/// | `WARN` | misconfiguration (each kind once): a request without a key because of the server, also if it is exempt; a configuration error of the limiter; a cost that exceeds its limit; limits that conflict or share a name; a store that stopped responding; expired holds; requests in flight that are not counted |
+/// | `INFO` | a store that responds again: its circuit breaker closes, or the store itself decides (not a lease); each block of an `Escalating` limiter |
 /// | `DEBUG` | rejected, failed and abandoned requests; keys that come near a limit |
 /// | `TRACE` | forwarded requests; waits, settlements, calls to the store, memory usage |
 ///
@@ -70,7 +70,12 @@ impl Tracing {
     fn decided(&self, event: &Event<'_>, decision: &Decision, elapsed: Option<Duration>) {
         let limiter = &*self.limiter;
         let (limit, source, outcome) = (event.limit(), event.source(), event.outcome());
-        if decision.exceeds_limit() && first_time(&self.logged.exceeds_limit) {
+        // A limit of zero is a plan without units.
+        let can_allow = |limit: &LimitStatus| limit.limit() > 0;
+        if decision.exceeds_limit()
+            && decision.most_restrictive().is_none_or(can_allow)
+            && first_time(&self.logged.exceeds_limit)
+        {
             warn!(
                 target: TARGET, limiter, limit,
                 "request rejected for good: its cost exceeds the limit; raise the limit's burst or lower the cost"

@@ -185,6 +185,12 @@ async fn warnings_are_logged_once() {
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
     assert!(warnings[0].contains("its cost exceeds the limit"), "{}", warnings[0]);
     assert!(warnings[0].contains("limit=\"default\""), "{}", warnings[0]);
+
+    // A plan without units.
+    let none = Memory::builder(FixedWindow::new(Quota::per_day(0))).clock(ManualClock::new()).build();
+    send(&layer(PeerIp::new(), none.expect("a limiter")), request("x-any", "x")).await;
+    let lines = log.take();
+    assert!(lines.iter().all(|line| level(line) == "DEBUG") && !lines.is_empty(), "{lines:#?}");
 }
 
 /// The beginning of an outage is one warning and its end one info line, however many requests fail.
