@@ -4,7 +4,7 @@
 //! cargo run --example calendar
 //! ```
 //!
-//! Prints each call with its local time: whether the plan allows the call, how many calls are left, and when the plan renews.
+//! Prints each call with its local time: whether the plan allows the call, how many calls are left, and when a denied call can be retried.
 //! A test runs the same calls in Redis, whose clock it sets.
 
 use std::time::Duration;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Prints what the processes have admitted in three seconds, the most that the quota allows in that time, and the share
-//! of the decisions that took no round trip. The processes together never admit more than the bound. The killed one
+//! of them that took no round trip. The processes together never admit more than the bound. The killed one
 //! loses at most what it held. The variable `REDIS_URL` sets the address of Redis.
 
 use std::env;

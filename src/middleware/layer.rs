@@ -191,8 +191,9 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     ///
     /// The layer holds the cost before it calls the service, and charges the actual cost when the service has
     /// responded: see [`Held`](crate::limiter::Held). The limiter charges a surcharge, the part above the held cost,
-    /// even if it exceeds the limit. The response headers carry the key's numbers at admission. If the response future
-    /// is dropped, the layer charges the whole held cost.
+    /// even if it exceeds the limit. The response waits until the store has recorded the charge, at most for the store's
+    /// deadline. The response headers carry the key's numbers at admission. If the response future is dropped, the layer
+    /// charges the whole held cost.
     ///
     /// A hold starts now or is denied. With `max_wait` a denied request waits, and the layer asks again when a request
     /// settles and when the limiter expects capacity. A [`LeakyQueue`](crate::LeakyQueue) holds for one request of a key

@@ -5,11 +5,11 @@
 //! cargo run -p example-gate -- http://127.0.0.1:8080/ 50
 //! ```
 //!
-//! Without arguments the program starts a server with this crate's limit of 50 requests per second and bursts of five. With arguments it
-//! sends to another server with the given rate. Both clients send 0.9, 2 and 10 times the rate in an open loop, for
-//! `SECONDS` (4 by default) each. Per 10,000 requests the program prints how many the server has served and rejected, and
-//! how many the gate has answered without sending them; and the mean time of the served requests. Both clients send while
-//! the server accepts requests. Only the one with a gate stops sending when it does not.
+//! Without arguments the program starts a server with this crate's limit of 50 requests per second and bursts of five. With
+//! arguments it sends to another server with the given rate. Both clients send 0.9, 2 and 10 times the rate in an open loop,
+//! for `SECONDS` (4 by default) each. Per 10,000 requests the program prints how many the server has served and rejected, and
+//! how many were not sent, because of the gate or an error; and the mean time of the served requests. Both clients send
+//! while the server accepts requests. Only the one with a gate stops sending when it does not.
 
 use std::env;
 use std::time::Duration;

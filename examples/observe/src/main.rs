@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Open `/dashboard` in a browser, and send requests with its buttons or with `curl 'http://127.0.0.1:3000/?[1-30]'`.
-//! `/` allows five requests per second for each client address, and bursts of ten. `/queue` forwards two requests per
-//! second, and up to eight requests wait. `/health` has no limit. The variable `PORT` sets another port; `PORT=0`
-//! uses a free port.
+//! `/` allows five requests per second, bursts of ten, and 100 requests per minute for each client address. `/queue`
+//! forwards two requests per second, and up to eight requests wait. `/health` has no limit. The variable `PORT` sets
+//! another port; `PORT=0` uses a free port.
 
 use std::env;
 use std::net::SocketAddr;
