@@ -3,7 +3,7 @@ use crate::decision::Decision;
 /// How the rate limiter treated a request, in the extensions of the request or of the response.
 ///
 /// A responder with [`request_extension`](super::Headers::request_extension) inserts the value into requests, for handlers.
-/// With axum, a handler then has it as an argument, `RateLimitInfo` or `Option<RateLimitInfo>`.
+/// With axum, a handler then has it as an argument, `Extension<RateLimitInfo>` or `Option<Extension<RateLimitInfo>>`.
 /// With [`response_extension`](super::Headers::response_extension) it inserts the value into responses, for outer layers
 /// such as an access log. Both are off by default. If several layers limit a request, the request carries the value of the innermost layer. The response
 /// carries the strictest one.

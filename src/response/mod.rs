@@ -30,8 +30,6 @@ mod reject_with_error;
 mod rejection;
 pub(crate) mod respond;
 
-#[cfg(feature = "axum")]
-pub use self::axum::MissingRateLimitInfo;
 pub use self::body::ResponseBody;
 #[cfg(feature = "tonic")]
 pub use self::grpc::Grpc;

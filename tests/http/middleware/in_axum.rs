@@ -2,17 +2,16 @@
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{FromRequestParts, State};
+use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use tower_ratelimit::response::{Grpc, Headers, MissingRateLimitInfo, Rejection, ResetFormat};
+use tower_ratelimit::response::{Grpc, Headers, Rejection, ResetFormat};
 use tower_ratelimit::{
-    AcquireOptions, BoxLimiter, Error, FixedWindow, Http, Limiter, ManualClock, Quota, RateLimitInfo, RateLimitLayer,
-    Verdict,
+    AcquireOptions, BoxLimiter, Error, FixedWindow, Http, Limiter, ManualClock, Quota, RateLimitLayer, Verdict,
 };
 
 use crate::support::{StubLimiter, memory, page_layer};
@@ -171,32 +170,4 @@ async fn misconfigured_limiter_is_a_bare_500() {
     let unavailable = Rejection::Unavailable(Error::unavailable("no reply"));
     assert_eq!((unavailable.is_misconfigured(), unavailable.retry_after_secs()), (false, Some(1)));
     assert_eq!(unavailable.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
-}
-
-/// A handler reads the decision as an argument. Without a layer the optional argument is `None`, and the required one an
-/// error of the server whose reason the client does not receive.
-#[tokio::test]
-async fn rate_limit_info_is_an_argument_of_handlers() {
-    let required =
-        async |info: RateLimitInfo| info.decision().and_then(tower_ratelimit::Decision::remaining).unwrap().to_string();
-    let optional = async |info: Option<RateLimitInfo>| format!("{}", info.is_some());
-    let app = |handler| Router::<()>::new().route("/", handler);
-    let limited = |app: Router, headers| {
-        let limiter = memory(FixedWindow::new(Quota::per_hour(9)), ManualClock::new());
-        app.layer(page_layer(limiter).responder(Http::new().headers(headers)))
-    };
-    let with = || Headers::new().request_extension(true);
-    assert_eq!(text(send(&limited(app(get(required)), with())).await).await, "8");
-    assert_eq!(text(send(&limited(app(get(optional)), with())).await).await, "true");
-    assert_eq!(text(send(&limited(app(get(optional)), Headers::new())).await).await, "false");
-    assert_eq!(text(send(&app(get(optional))).await).await, "false");
-    for missing in [app(get(required)), limited(app(get(required)), Headers::new())] {
-        let response = send(&missing).await;
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(text(response).await, "server misconfigured");
-    }
-    let (mut parts, ()) = Request::new(()).into_parts();
-    let missing = <RateLimitInfo as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
-    let missing: MissingRateLimitInfo = missing.unwrap_err();
-    assert!(missing.to_string().contains("RateLimitLayer"));
 }
