@@ -6,8 +6,7 @@ use crate::key::{ExtractKey, Extracted, KeyText, MissingKey};
 
 /// The requested host: the URI's authority if present (HTTP/2, proxies), otherwise the `Host` header.
 ///
-/// The key is in lower case, without a trailing dot and without the port. [`with_port`](Self::with_port) keeps the
-/// port.
+/// The key is in lower case, without a trailing dot and without the port.
 ///
 /// The key is absent if the request has neither. The key is unusable if `Host` is empty, malformed, repeated, or
 /// differs from the URI's authority, because the application could use the other host. A missing port equals the
@@ -24,19 +23,13 @@ use crate::key::{ExtractKey, Extracted, KeyText, MissingKey};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub struct Host {
-    with_port: bool,
-}
+#[non_exhaustive]
+pub struct Host;
 
 impl Host {
     /// Creates an extractor of the host's name.
     pub const fn new() -> Self {
-        Self { with_port: false }
-    }
-
-    /// Keeps the port in the key, if the request contains one.
-    pub const fn with_port(self) -> Self {
-        Self { with_port: true }
+        Self
     }
 
     /// Returns whether a text can be the name of a host as the key has it, but for upper case.
@@ -45,30 +38,24 @@ impl Host {
         split_port(text.as_bytes()).is_some_and(|(name, _)| name.len() == text.len())
     }
 
-    fn normalised(self, (name, port): (&[u8], Option<u16>)) -> Option<KeyText> {
-        let mut text = [0; MAX_LEN];
-        let mut len = name.len();
-        text.get_mut(..len)?.copy_from_slice(name);
-        text[..len].make_ascii_lowercase();
-        if let Some(port) = port.filter(|_| self.with_port) {
-            let mut digits = itoa::Buffer::new();
-            for byte in [b':'].iter().chain(digits.format(port).as_bytes()) {
-                *text.get_mut(len)? = *byte;
-                len += 1;
-            }
-        }
-        Some(KeyText::new(&text[..len]))
-    }
 }
 
-/// More than the longest domain name, with a port.
+fn normalised(name: &[u8]) -> Option<KeyText> {
+    let mut text = [0; MAX_LEN];
+    let text = text.get_mut(..name.len())?;
+    text.copy_from_slice(name);
+    text.make_ascii_lowercase();
+    Some(KeyText::new(text))
+}
+
+/// More than the longest domain name.
 const MAX_LEN: usize = 300;
 
 impl<B> ExtractKey<Request<B>> for Host {
     type Key = KeyText;
 
     fn extract(&self, request: &Request<B>) -> Extracted<KeyText> {
-        let found = host(request).and_then(|host| self.normalised(host).ok_or_else(malformed));
+        let found = host(request).and_then(|(name, _)| normalised(name).ok_or_else(malformed));
         found.map_or_else(Extracted::Missing, Extracted::Key)
     }
 }
