@@ -33,7 +33,7 @@ pub(crate) mod respond;
 pub use self::body::ResponseBody;
 #[cfg(feature = "tonic")]
 pub use self::grpc::Grpc;
-pub use self::headers::{Headers, RateLimitFormat, ResetFormat};
+pub use self::headers::{Headers, ResetFormat};
 pub(crate) use self::http::Http;
 pub use self::map_body::MapBody;
 pub use self::problem::Problem;

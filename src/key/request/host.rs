@@ -37,7 +37,6 @@ impl Host {
     pub(crate) fn is_name(text: &str) -> bool {
         split_port(text.as_bytes()).is_some_and(|(name, _)| name.len() == text.len())
     }
-
 }
 
 fn normalised(name: &[u8]) -> Option<KeyText> {

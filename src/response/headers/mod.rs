@@ -4,7 +4,6 @@ pub(super) mod legacy;
 mod rate_limit;
 
 pub use self::legacy::ResetFormat;
-pub use self::rate_limit::RateLimitFormat;
 use std::time::Duration;
 
 use http::{Extensions, Response};
@@ -29,7 +28,7 @@ use crate::response::rejection::Rejection;
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a responder takes the headers"]
 pub struct Headers {
-    rate_limit: Option<RateLimitFormat>,
+    rate_limit: bool,
     legacy: Option<ResetFormat>,
     request_extension: bool,
     response_extension: bool,
@@ -40,18 +39,16 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// `RateLimit` and `RateLimit-Policy` in the latest format, and nothing else: the headers of
+    /// [`RateLimit` and `RateLimit-Policy`](Self::rate_limit), and nothing else: the headers of
     /// [`Http::new`](super::Http::new).
-    ///
-    /// A later version of this crate may send a later draft. Name the [format](Self::rate_limit) if your clients need it.
     pub const fn new() -> Self {
-        Self { rate_limit: Some(RateLimitFormat::Draft11), ..Self::none() }
+        Self { rate_limit: true, ..Self::none() }
     }
 
     /// Nothing: the headers of [`Http::without_headers`](super::Http::without_headers) and of `Grpc::new`.
     pub const fn none() -> Self {
         Self {
-            rate_limit: None,
+            rate_limit: false,
             legacy: None,
             request_extension: false,
             response_extension: false,
@@ -61,16 +58,19 @@ impl Headers {
         }
     }
 
-    /// Sets the format of `RateLimit` and `RateLimit-Policy`. With `None` responses do not carry them.
+    /// Sets whether responses carry `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11:
+    /// `"default";r=9;t=1`.
     ///
-    /// ```
-    /// use tower_ratelimit::response::{Headers, RateLimitFormat};
+    /// - `r` is what remains, and `t` the time in seconds within which the client must not use more. After `t` more is
+    ///   available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t` of
+    ///   the limit that denies, and takes precedence. A time below one second is left out: rounded up, it would stop a
+    ///   client for too long.
+    /// - `q` and `w` are the limit and its window in whole seconds. `w` is left out if the rounded window would change
+    ///   the rate by more than 1 %.
     ///
-    /// let draft_11 = Headers::none().rate_limit(RateLimitFormat::Draft11);
-    /// let without = Headers::new().rate_limit(None);
-    /// ```
-    pub fn rate_limit(mut self, format: impl Into<Option<RateLimitFormat>>) -> Self {
-        self.rate_limit = format.into();
+    /// A later version of this crate may send a later draft.
+    pub const fn rate_limit(mut self, on: bool) -> Self {
+        self.rate_limit = on;
         self
     }
 
@@ -147,7 +147,7 @@ impl Headers {
     /// `RateLimit` lists all limits of a response. A rejection names all limits that deny.
     #[inline]
     pub(in crate::response) fn detail(&self) -> Detail {
-        if self.rate_limit.is_some() { Detail::All } else { Detail::AllIfDenied }
+        if self.rate_limit { Detail::All } else { Detail::AllIfDenied }
     }
 
     /// Adds the extension of an allowed or exempt request, and returns the context of its response.
@@ -177,7 +177,7 @@ impl Headers {
     }
 
     fn pending(&self, decision: Option<&Decision>, info: Option<Box<RateLimitInfo>>) -> PendingHeaders {
-        let rate_limit = decision.filter(|_| self.rate_limit.is_some());
+        let rate_limit = decision.filter(|_| self.rate_limit);
         let legacy = decision.zip(self.legacy);
         PendingHeaders {
             rate_limit: rate_limit.and_then(|decision| RateLimitHeaders::new(decision.limits())),
@@ -215,7 +215,7 @@ impl Headers {
     /// Whether the responder adds something to the responses of allowed requests.
     #[inline]
     fn changes_responses(&self) -> bool {
-        self.rate_limit.is_some() || self.legacy.is_some() || self.response_extension
+        self.rate_limit || self.legacy.is_some() || self.response_extension
     }
 }
 

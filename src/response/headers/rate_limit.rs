@@ -12,23 +12,6 @@ use crate::decision::{LimitSnapshot, LimitStatus, NearLimit, Verdict, ceil_secon
 use crate::observe::{Observers, WarningKind};
 use crate::scratch::with_scratch;
 
-/// The format of `RateLimit` and `RateLimit-Policy`: a version of the draft, because the drafts differ.
-///
-/// A later version of the draft is a further variant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RateLimitFormat {
-    /// draft-ietf-httpapi-ratelimit-headers-11: `"default";r=9;t=1`.
-    ///
-    /// - `r` is what remains, and `t` the time in seconds within which the client must not use more. After `t` more is
-    ///   available, so the value is also right for clients of -10. `Retry-After` is never before the end of `t` of
-    ///   the limit that denies, and takes precedence. A time below one second is left out: rounded up, it would stop a
-    ///   client for too long.
-    /// - `q` and `w` are the limit and its window in whole seconds. `w` is left out if the rounded window would change
-    ///   the rate by more than 1 %.
-    Draft11,
-}
-
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 

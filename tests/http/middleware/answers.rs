@@ -163,7 +163,7 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
     use http_body_util::Full;
     use std::collections::BTreeSet;
     use tower_ratelimit::Http;
-    use tower_ratelimit::response::{Grpc, RateLimitFormat, ResetFormat};
+    use tower_ratelimit::response::{Grpc, ResetFormat};
 
     /// The fields that are always readable (<https://fetch.spec.whatwg.org/#cors-safelisted-response-header-name>).
     const READABLE: [&str; 3] = ["cache-control", "content-length", "content-type"];
@@ -178,7 +178,7 @@ async fn exposed_fields_of_every_rejection_are_those_that_browsers_hide() {
     }
 
     let http = Http::new().headers(Headers::new().legacy(ResetFormat::DeltaSeconds).expose(true));
-    let grpc = Grpc::new().headers(Headers::none().rate_limit(RateLimitFormat::Draft11).expose(true));
+    let grpc = Grpc::new().headers(Headers::none().rate_limit(true).expose(true));
     let rejections = || {
         let decision = |limiter: StubLimiter| Rejection::OverLimit(limiter.0.expect("a decision"));
         [

@@ -13,7 +13,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::algorithm::Algorithm;
 use tower_ratelimit::key::{Extracted, Header};
 use tower_ratelimit::limiter::{AdminOperation, DeniedCache};
-use tower_ratelimit::response::{BoxError, Grpc, Headers, RateLimitFormat, Rejection, ResetFormat};
+use tower_ratelimit::response::{BoxError, Grpc, Headers, Rejection, ResetFormat};
 use tower_ratelimit::{
     BoxLimiter, Clock as _, Decision, DecisionSource, DynLimit, FixedWindow, Gcra, Http, Limit, LimitStatus, Limiter,
     ManualClock, MissingKeyPolicy, PeerIp, Quota, RateLimitInfo, RateLimitLayer, Respond, SlidingLog, Verdict,
@@ -251,11 +251,8 @@ async fn http_responder_parts_are_configurable() {
     assert!(response.extensions().get::<RateLimitInfo>().is_some());
     assert_eq!(response.headers()["handler-saw"], "nothing");
 
-    let response = send(
-        StubLimiter::allowing(),
-        Http::without_headers().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)),
-    )
-    .await;
+    let response =
+        send(StubLimiter::allowing(), Http::without_headers().headers(Headers::none().rate_limit(true))).await;
     assert_eq!(limits(response.headers()).len(), 1);
 }
 

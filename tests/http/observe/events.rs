@@ -15,7 +15,7 @@ use tower_ratelimit::cost::OnlySuccesses;
 use tower_ratelimit::key::{Credential, Extracted, Global, MissingKey};
 use tower_ratelimit::limiter::{Escalating, Escalation};
 use tower_ratelimit::observe::Event;
-use tower_ratelimit::response::{BoxError, Grpc, Headers, RateLimitFormat, RejectWithError};
+use tower_ratelimit::response::{BoxError, Grpc, Headers, RejectWithError};
 use tower_ratelimit::{
     BoxLimiter, FixedWindow, Gcra, Http, LeakyQueue, Limit, Limiter, ManualClock, Memory, MissingKeyPolicy, PeerIp,
     Quota, RateLimitLayer, TokioClock,
@@ -326,8 +326,8 @@ async fn a_repeated_limit_name_is_reported_on_every_path() {
         let Ok(_) = map_body.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "any body");
 
-        let grpc = RateLimitLayer::new(Global, two_an_hour())
-            .responder(Grpc::new().headers(Headers::none().rate_limit(RateLimitFormat::Draft11)));
+        let grpc =
+            RateLimitLayer::new(Global, two_an_hour()).responder(Grpc::new().headers(Headers::none().rate_limit(true)));
         let Ok(_) = grpc.observe(events.clone()).layer(service_fn(page)).oneshot(request()).await;
         assert_eq!(warnings(&events), 1, "gRPC");
 

@@ -11,7 +11,7 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::key::{Extracted, Global, Header};
 use tower_ratelimit::limiter::{LimiterFuture, Outcome};
-use tower_ratelimit::response::{Grpc, Headers, RateLimitFormat, ResponseBody};
+use tower_ratelimit::response::{Grpc, Headers, ResponseBody};
 use tower_ratelimit::{
     AcquireOptions, BoxLimiter, Decision, DecisionSource, Error, FixedWindow, Gcra, Limit, Limiter, ManualClock,
     Memory, Quota, RateLimitInfo, RateLimitLayer, Timestamp, Verdict,
@@ -212,8 +212,7 @@ async fn pushback_is_not_before_retry_after_and_fits_32_bits() {
 #[tokio::test]
 async fn grpc_responder_parts_are_configurable() {
     let limiter = used_up(FixedWindow::new(Quota::per_minute(2)));
-    let response =
-        send(limiter, Grpc::new().details(false).headers(Headers::none().rate_limit(RateLimitFormat::Draft11))).await;
+    let response = send(limiter, Grpc::new().details(false).headers(Headers::none().rate_limit(true))).await;
     assert!(!response.headers().contains_key("grpc-status-details-bin"));
     assert!(response.extensions().get::<RateLimitInfo>().is_none());
     assert_eq!(response.headers()["ratelimit"], r#""default";r=0;t=60"#);
