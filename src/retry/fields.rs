@@ -29,10 +29,11 @@ static TABLE: LazyLock<Vec<Fields>> = LazyLock::new(|| {
 });
 
 impl Fields {
-    /// Reads a row of the table: provider, remaining, time, unit. `None` for all other lines.
+    /// Reads a row of the table: provider, remaining, time, unit. `None` for all other lines, and for `RateLimit`, whose
+    /// value is no time: see [`Statement::add_rate_limit`].
     fn parse(line: &str) -> Option<Self> {
         let mut cells = line.split('|').skip(2).map(|cell| cell.trim().trim_matches('`'));
-        let (remaining, time) = (cells.next()?, cells.next()?.parse().ok()?);
+        let (remaining, time) = (cells.next()?, cells.next()?.parse().ok().filter(|time| *time != "ratelimit")?);
         let unit = match cells.next()? {
             "s" => Unit::Seconds,
             "ms" => Unit::Milliseconds,
