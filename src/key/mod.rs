@@ -77,6 +77,6 @@ pub use crate::encode::{EncodeKey, KeyWriter};
 pub use self::{
     closure::IntoExtracted,
     exempt::Predicate,
-    ip::{AddressForm, FromExtensions, KnownAddress, PeerAddress, PlainAddress},
+    ip::{FromExtensions, KnownAddress, PeerAddress},
     secret::Fingerprinter,
 };

@@ -99,11 +99,11 @@ macro_rules! has_or {
 }
 
 has_or! {
-    [P, H] super::ClientIp<P, H>,
+    [P] super::ClientIp<P>,
     [P] super::Credential<P>,
     [T] super::FromExtension<T>,
     [] super::Header,
     [] super::Host,
     [A, B] Or<A, B>,
-    [P, H] super::PeerIp<P, H>,
+    [P] super::PeerIp<P>,
 }

@@ -4,11 +4,11 @@ use http::{HeaderMap, HeaderName, Request};
 
 use super::field::Field;
 use super::peer::{FromExtensions, KnownAddress, PeerAddress, missing_peer};
-use super::prefix::{AddressForm, PlainAddress, Prefixes, prefix_setters};
+use super::prefix::{Prefixes, prefix_setters};
 use super::resolve::{Hop, resolve_client};
 use super::trusted_proxies::TrustedProxies;
 use crate::error::Error;
-use crate::key::{ExtractKey, Extracted, MissingKey, Pepper};
+use crate::key::{ExtractKey, Extracted, MissingKey};
 
 /// The client's address behind proxies: the rightmost address that is not a trusted proxy.
 ///
@@ -68,11 +68,10 @@ use crate::key::{ExtractKey, Extracted, MissingKey, Pepper};
 /// [`trust_absent_peer`](Self::trust_absent_peer).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct ClientIp<P = FromExtensions, H = PlainAddress> {
+pub struct ClientIp<P = FromExtensions> {
     trusted: TrustedProxies,
     field: Field,
     prefixes: Prefixes,
-    form: H,
     peer_source: P,
     trusts_absent_peer: bool,
 }
@@ -106,18 +105,17 @@ impl ClientIp {
     }
 
     const fn new(field: Field, trusted: TrustedProxies) -> Self {
-        let (prefixes, form) = (Prefixes::DEFAULT, PlainAddress);
-        Self { trusted, field, prefixes, form, peer_source: FromExtensions, trusts_absent_peer: false }
+        Self { trusted, field, prefixes: Prefixes::DEFAULT, peer_source: FromExtensions, trusts_absent_peer: false }
     }
 }
 
-impl<P, H> ClientIp<P, H> {
+impl<P> ClientIp<P> {
     prefix_setters!();
 
     /// Sets the source of the peer's address: see [`PeerIp::peer`](crate::PeerIp::peer).
-    pub fn peer<Q>(self, source: Q) -> ClientIp<Q, H> {
-        let Self { trusted, field, prefixes, form, trusts_absent_peer, .. } = self;
-        ClientIp { trusted, field, prefixes, form, peer_source: source, trusts_absent_peer }
+    pub fn peer<Q>(self, source: Q) -> ClientIp<Q> {
+        let Self { trusted, field, prefixes, trusts_absent_peer, .. } = self;
+        ClientIp { trusted, field, prefixes, peer_source: source, trusts_absent_peer }
     }
 
     /// Trusts a peer without an address, for servers on a Unix socket.
@@ -137,10 +135,9 @@ impl<P, H> ClientIp<P, H> {
         self
     }
 
-    /// Makes the key a keyed hash of the address, after its prefix: see [`PeerIp::pepper`](crate::PeerIp::pepper).
-    pub fn pepper(self, pepper: Pepper) -> ClientIp<P, Pepper> {
-        let Self { trusted, field, prefixes, peer_source, trusts_absent_peer, .. } = self;
-        ClientIp { trusted, field, prefixes, form: pepper, peer_source, trusts_absent_peer }
+    /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
+    pub fn key_of(&self, address: IpAddr) -> IpAddr {
+        self.prefixes.key_of(address)
     }
 
     /// Returns the client's whole address, or a proxy's address if the client is unknown.
@@ -197,17 +194,10 @@ impl<P, H> ClientIp<P, H> {
     }
 }
 
-impl<P, H: AddressForm> ClientIp<P, H> {
-    /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
-    pub fn key_of(&self, address: IpAddr) -> H::Key {
-        self.form.form(self.prefixes.key_of(address))
-    }
-}
+impl<B, P: PeerAddress<Request<B>>> ExtractKey<Request<B>> for ClientIp<P> {
+    type Key = IpAddr;
 
-impl<B, P: PeerAddress<Request<B>>, H: AddressForm> ExtractKey<Request<B>> for ClientIp<P, H> {
-    type Key = H::Key;
-
-    fn extract(&self, request: &Request<B>) -> Extracted<H::Key> {
+    fn extract(&self, request: &Request<B>) -> Extracted<IpAddr> {
         match self.client_of(request) {
             Ok(address) => Extracted::Key(self.key_of(address)),
             Err(missing) => Extracted::Missing(missing),
@@ -216,7 +206,7 @@ impl<B, P: PeerAddress<Request<B>>, H: AddressForm> ExtractKey<Request<B>> for C
 }
 
 /// The client's whole address, unless the last known hop is a trusted proxy.
-impl<B, P: PeerAddress<Request<B>>, H> KnownAddress<Request<B>> for ClientIp<P, H> {
+impl<B, P: PeerAddress<Request<B>>> KnownAddress<Request<B>> for ClientIp<P> {
     fn known_address(&self, request: &Request<B>) -> Option<IpAddr> {
         self.hop(request).ok().filter(|hop| !hop.is_trusted)?.address
     }

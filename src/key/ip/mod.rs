@@ -23,5 +23,4 @@ pub use self::client_ip::ClientIp;
 pub(super) use self::network::Networks;
 pub use self::peer::{FromExtensions, KnownAddress, PeerAddress};
 pub use self::peer_ip::PeerIp;
-pub use self::prefix::{AddressForm, PlainAddress};
 pub use self::trusted_proxies::TrustedProxies;

@@ -1,9 +1,9 @@
 use std::net::IpAddr;
 
 use super::peer::{FromExtensions, KnownAddress, PeerAddress, missing_peer};
-use super::prefix::{AddressForm, PlainAddress, Prefixes, prefix_setters};
+use super::prefix::{Prefixes, prefix_setters};
 use crate::error::Error;
-use crate::key::{ExtractKey, Extracted, Pepper};
+use crate::key::{ExtractKey, Extracted};
 
 /// The address of the connection's peer: the client, or the proxy in front of the server.
 ///
@@ -27,20 +27,19 @@ use crate::key::{ExtractKey, Extracted, Pepper};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct PeerIp<P = FromExtensions, H = PlainAddress> {
+pub struct PeerIp<P = FromExtensions> {
     prefixes: Prefixes,
-    form: H,
     peer_source: P,
 }
 
 impl PeerIp {
     /// Creates an extractor with IPv4 addresses and IPv6 /64 prefixes as keys.
     pub const fn new() -> Self {
-        Self { prefixes: Prefixes::DEFAULT, form: PlainAddress, peer_source: FromExtensions }
+        Self { prefixes: Prefixes::DEFAULT, peer_source: FromExtensions }
     }
 }
 
-impl<P, H> PeerIp<P, H> {
+impl<P> PeerIp<P> {
     prefix_setters!();
 
     /// Sets the source of the peer's address: a closure `Fn(&Request) -> Option<IpAddr>`.
@@ -66,45 +65,23 @@ impl<P, H> PeerIp<P, H> {
     /// request.extensions_mut().insert(Connection { from: IpAddr::from([192, 0, 2, 1]) });
     /// assert_eq!(key.extract(&request), Extracted::Key(IpAddr::from([192, 0, 2, 1])));
     /// ```
-    pub fn peer<Q>(self, source: Q) -> PeerIp<Q, H> {
-        PeerIp { prefixes: self.prefixes, form: self.form, peer_source: source }
+    pub fn peer<Q>(self, source: Q) -> PeerIp<Q> {
+        PeerIp { prefixes: self.prefixes, peer_source: source }
     }
 
-    /// Makes the key a keyed hash of the address, after its prefix: Redis, logs, events and
-    /// [`top_keys`](crate::Memory::top_keys) then contain no address.
-    ///
-    /// Equal addresses have equal keys in all processes with the same pepper. Holders of the pepper can find the address
-    /// by trying all of them, so the hashes are pseudonyms, and not anonymous.
-    ///
-    /// ```
-    /// use tower_ratelimit::key::{Fingerprint, Pepper};
-    /// use tower_ratelimit::{ExtractKey, Gcra, Memory, PeerIp, Quota, RateLimitLayer};
-    ///
-    /// # let from_configuration = [7; 32];
-    /// let key = PeerIp::new().pepper(Pepper::new(&from_configuration)?);
-    /// let limiter = Memory::<Fingerprint<Pepper>, _>::new(Gcra::new(Quota::per_second(10)));
-    /// let layer = RateLimitLayer::new(key, limiter);
-    /// # Ok::<(), tower_ratelimit::Error>(())
-    /// ```
-    pub fn pepper(self, pepper: Pepper) -> PeerIp<P, Pepper> {
-        PeerIp { prefixes: self.prefixes, form: pepper, peer_source: self.peer_source }
-    }
-}
-
-impl<P, H: AddressForm> PeerIp<P, H> {
     /// Returns the key of an address: converted to IPv4 if possible, then cut to the prefix.
-    pub fn key_of(&self, address: IpAddr) -> H::Key {
-        self.form.form(self.prefixes.key_of(address))
+    pub fn key_of(&self, address: IpAddr) -> IpAddr {
+        self.prefixes.key_of(address)
     }
 }
 
 impl_default!(PeerIp);
 
-impl<Request, P: PeerAddress<Request>, H: AddressForm> ExtractKey<Request> for PeerIp<P, H> {
-    type Key = H::Key;
+impl<Request, P: PeerAddress<Request>> ExtractKey<Request> for PeerIp<P> {
+    type Key = IpAddr;
 
     #[inline]
-    fn extract(&self, request: &Request) -> Extracted<H::Key> {
+    fn extract(&self, request: &Request) -> Extracted<IpAddr> {
         match self.peer_source.peer_address(request) {
             Some(address) => Extracted::Key(self.key_of(address)),
             None => Extracted::Missing(missing_peer()),
@@ -123,7 +100,7 @@ impl<Request, P: PeerAddress<Request>, H: AddressForm> ExtractKey<Request> for P
     }
 }
 
-impl<Request, P: PeerAddress<Request>, H> KnownAddress<Request> for PeerIp<P, H> {
+impl<Request, P: PeerAddress<Request>> KnownAddress<Request> for PeerIp<P> {
     fn known_address(&self, request: &Request) -> Option<IpAddr> {
         self.peer_source.peer_address(request)
     }

@@ -1,50 +1,6 @@
-use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::Error;
-use crate::key::{Fingerprint, Pepper};
-
-/// What the key of an address is: the address, or its keyed hash under a [`Pepper`].
-#[doc(hidden)]
-pub trait AddressForm: Clone + sealed::Sealed {
-    /// The key type.
-    type Key: Hash + Send + Sync + 'static;
-
-    /// Returns the key of an address that was cut to its prefix.
-    fn form(&self, address: IpAddr) -> Self::Key;
-}
-
-/// The address itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[doc(hidden)]
-pub struct PlainAddress;
-
-impl AddressForm for PlainAddress {
-    type Key = IpAddr;
-
-    #[inline]
-    fn form(&self, address: IpAddr) -> IpAddr {
-        address
-    }
-}
-
-impl AddressForm for Pepper {
-    type Key = Fingerprint<Self>;
-
-    fn form(&self, address: IpAddr) -> Fingerprint<Self> {
-        let bits = match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
-        };
-        self.fingerprint("address", &bits)
-    }
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::PlainAddress {}
-    impl Sealed for super::Pepper {}
-}
 
 /// The number of bits of an address that form its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use http::{HeaderName, HeaderValue, Request};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tower_ratelimit::key::{Extracted, Pepper, TrustedProxies};
-use tower_ratelimit::{ClientIp, ExtractKey, PeerIp};
+use tower_ratelimit::key::{Extracted, TrustedProxies};
+use tower_ratelimit::{ClientIp, ExtractKey};
 
 use super::support::{FORWARDED, REAL_IP, X_FORWARDED_FOR, extractors, ip, key_of, networks, request};
 
@@ -226,33 +226,6 @@ proptest! {
             lines.reverse();
         }
         prop_assert_eq!(key_of(&extractor, &request(Some(peer), &REAL_IP, &lines)), extractor.key_of(peer));
-    }
-
-    /// With a pepper, keys are equal exactly if they are without one, and contain no address.
-    #[test]
-    fn peppered_addresses_are_equal_as_the_addresses_are(
-        addresses in [any::<IpAddr>(), any::<IpAddr>()], near in any::<u8>(), ipv4 in 1_u8..=32, ipv6 in 1_u8..=128
-    ) {
-        let pepper = || Pepper::new(&[7; 16]).expect("a pepper");
-        let [first, other] = addresses;
-        let other = match first {
-            IpAddr::V4(v4) if near < 64 => IpAddr::V4((v4.to_bits() ^ u32::from(near)).into()),
-            IpAddr::V4(v4) if near < 128 => IpAddr::V6(v4.to_ipv6_mapped()),
-            IpAddr::V6(v6) if near < 128 => IpAddr::V6((v6.to_bits() ^ u128::from(near) << 60).into()),
-            _ => other,
-        };
-        let plain = PeerIp::new().ipv4_prefix(ipv4).ipv6_prefix(ipv6);
-        let peer = plain.pepper(pepper());
-        let client = ClientIp::x_forwarded_for(TrustedProxies::hops(1)).pepper(pepper()).ipv4_prefix(ipv4).ipv6_prefix(ipv6);
-        let key = peer.key_of(first);
-        prop_assert_eq!(key == peer.key_of(other), plain.key_of(first) == plain.key_of(other), "{} {}", first, other);
-        prop_assert_eq!(key, client.key_of(first));
-        prop_assert_eq!(peer.extract(&request(Some(first), &X_FORWARDED_FOR, [""; 0])), Extracted::Key(key));
-        let sent = first.to_string();
-        let found = client.extract(&request(Some(ip("10.0.0.1")), &X_FORWARDED_FOR, [&sent]));
-        prop_assert_eq!(found, Extracted::Key(key));
-        let shown = format!("{key:?} {peer:?}");
-        prop_assert!(!shown.contains(&plain.key_of(first).to_string()), "{}", shown);
     }
 
     #[test]
