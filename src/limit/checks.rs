@@ -10,6 +10,9 @@ use crate::error::Error;
 #[derive(Clone)]
 pub(crate) struct LimitFacts {
     pub(crate) name: Name,
+    /// The sub-key's name in configuration.
+    #[cfg(feature = "redis")]
+    pub(crate) sub_key_name: Option<Name>,
     /// The limit may not apply to some keys.
     pub(crate) is_conditional: bool,
     /// The limit counts by the whole key.

@@ -351,6 +351,8 @@ impl<A, P> Limit<A, P> {
         let of_sub_key = self.sub_key.facts();
         LimitFacts {
             name: self.name.clone(),
+            #[cfg(feature = "redis")]
+            sub_key_name: self.sub_key_name.clone(),
             is_conditional: of_sub_key.is_conditional,
             is_whole_key: of_sub_key.is_whole_key,
             keeps_free: of_sub_key.keeps_free,

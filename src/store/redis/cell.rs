@@ -237,7 +237,7 @@ impl RedisCellBuilder {
             ));
         }
         let rate = Rate::new(self.quota, self.burst)?;
-        let key_format = KeyFormat::new(prefix, name, [("default", "cell")], secret.as_deref(), false);
+        let key_format = KeyFormat::new(prefix, name, [("default", "", "cell")], secret.as_deref(), false);
         let limits = Arc::new(LimitSet::new(0, Vec::new(), false, *hold_expiry));
         let (keys, key_offsets, algorithms) = (Vec::new(), Vec::new(), Vec::new());
         let target = OperationTarget { limits, keys, key_offsets, algorithms, weight: 1 };

@@ -13,7 +13,8 @@ pub(crate) struct ReservationKeys {
 /// The names of keys in Redis.
 ///
 /// A key is `prefix:name:limit:script:key`, or with a hash tag `prefix:{tag}:name:limit:script:key`. Without a tag, the
-/// keys of several limits in a cluster are `prefix:{name}:limit:script:key`.
+/// keys of several limits in a cluster are `prefix:{name}:limit:script:key`. If the limit's sub-key has a name, `limit` is
+/// `limit,sub-key`.
 ///
 /// Every part but the prefix is escaped as [`KeyWriter`] does, so no colon or brace of a user's text reaches Redis: a
 /// user could otherwise choose another limit's key, or a cluster slot. A key of more than [`MAX_KEY_LEN`](crate::encode::MAX_KEY_LEN)
@@ -28,16 +29,20 @@ pub(crate) struct KeyFormat {
 }
 
 impl KeyFormat {
-    /// `limits` are the names of the limits and of their scripts. If the name is the hash tag, all keys share a cluster slot.
+    /// `limits` are the names of the limits, of their sub-keys (or empty), and of their scripts. If the name is the hash tag, all keys share a cluster slot.
     pub(crate) fn new<'a>(
         prefix: &str,
         name: &str,
-        limits: impl IntoIterator<Item = (&'a str, &'a str)>,
+        limits: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>,
         secret: Option<&[u8]>,
         is_tag: bool,
     ) -> Self {
         let name = if is_tag { format!("{{{}}}", escape(name)) } else { escape(name) };
-        let limit_prefix = |(limit, script)| format!(":{name}:{}:{}:", escape(limit), escape(script));
+        // No escaped name contains a comma.
+        let limit_prefix = |(limit, sub_key, script): (&str, &str, &str)| {
+            let sub_key = if sub_key.is_empty() { String::new() } else { format!(",{}", escape(sub_key)) };
+            format!(":{name}:{}{sub_key}:{}:", escape(limit), escape(script))
+        };
         let prefixes = limits.into_iter().map(limit_prefix).collect();
         let hmac = |secret| Hmac::new_from_slice(secret).expect("HMAC accepts a key of any length");
         Self { prefix: prefix.to_owned(), prefixes, secret: secret.map(hmac) }

@@ -59,7 +59,8 @@ use crate::store::inner::{MAX_PERIOD_MICROS, capacity_added, micros_floor};
 ///
 /// A key in Redis is `prefix:name:limit:script:key`, as in `ratelimit:api:default:bucket2:192.0.2.7`. The last part is
 /// the key as [`EncodeKey`](crate::key::EncodeKey) writes it. A key longer than 128 bytes is replaced by `#` and its
-/// SHA-256. With [`hash_keys`](RedisBuilder::hash_keys) every key is replaced by `~` and a keyed hash.
+/// SHA-256. With [`hash_keys`](RedisBuilder::hash_keys) every key is replaced by `~` and a keyed hash. For a limit from
+/// configuration that counts by a sub-key, `limit` is `limit,sub-key`.
 ///
 /// A value is the state's numbers as little-endian doubles. In `redis-cli`,
 /// `EVAL "return {struct.unpack('<dddddd', redis.call('GET', KEYS[1]))}" 1 KEY` reads a bucket's.

@@ -18,7 +18,7 @@ use crate::decision::{AcquireOptions, Costs, Decision, LimitStatus};
 use crate::encode::KeyWriter;
 use crate::error::Error;
 use crate::limiter::{Held, LimiterFuture, LimitsOfKey, Outcome};
-use crate::store::inner::{CallId, LimitOfKey, Plan, ShareRole};
+use crate::store::inner::{CallId, LimitOfKey, Name, Plan, ShareRole};
 
 /// The part of a limiter that depends on its limits. [`Redis::replace`](super::Redis::replace) swaps it.
 pub(super) struct LimiterState<Key: ?Sized> {
@@ -56,7 +56,9 @@ impl<Key: ?Sized> LimiterState<Key> {
                 limit.warn_keys = Some(own.continuing(earlier));
             }
         }
-        let names = limits.iter().map(|limit| (limit.facts.name.as_str(), limit.script.name()));
+        let names = limits.iter().map(|LimitInfo { facts, script, .. }| {
+            (facts.name.as_str(), facts.sub_key_name.as_ref().map_or("", Name::as_str), script.name())
+        });
         let is_tag = settings.server.0.is_cluster() && limits.len() > 1 && hash_tag.is_none();
         let key_format = KeyFormat::new(&settings.prefix, &settings.name, names, settings.secret.as_deref(), is_tag);
         let generation = earlier.map_or(0, |earlier| earlier.limits.generation + 1);

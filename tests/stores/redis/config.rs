@@ -57,6 +57,27 @@ async fn policies_build_limits_for_memory_and_redis() {
     }
 }
 
+/// Two sub-keys of one type, whose values are equal: in both stores the usage of one does not count for the other.
+#[tokio::test]
+async fn limit_that_counts_by_another_sub_key_starts_empty() {
+    struct Caller(u64);
+
+    let server = Server::start();
+    let parts = KeyParts::new().add("user", |caller: &Caller| caller.0).add("team", |caller: &Caller| caller.0);
+    let by =
+        |by: &str| policies(&format!(r#"[{{ "name": "calls", "algorithm": "gcra", "quota": "5/h", "by": "{by}" }}]"#));
+    let shared = redis_limiter(server.open(), "api", parts.redis_limits(&by("user")).expect("limits"));
+    let local = Memory::new(parts.limits(&by("user")).expect("limits"));
+    for (sub_key, expected) in [("user", [4, 3]), ("team", [4, 3]), ("team", [2, 1])] {
+        shared.replace(parts.redis_limits(&by(sub_key)).expect("limits")).expect("replaced");
+        local.replace(parts.limits(&by(sub_key)).expect("limits")).expect("replaced");
+        for remains in expected {
+            assert_eq!(remaining(&shared, &Caller(7)).await, Some(remains), "by {sub_key}");
+            assert_eq!(local.check(&Caller(7), AcquireOptions::default()).remaining(), Some(remains), "by {sub_key}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn replace_keeps_usage_and_reaches_all_clones() {
     let server = Server::start();
