@@ -37,7 +37,7 @@ fn hourly(limit: u64) -> Quota {
 fn with_timeout<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(f()));
-    result.recv_timeout(Duration::from_secs(60)).expect("the operation panicked or waits for a lock")
+    result.recv_timeout(Duration::from_secs(600)).expect("the operation panicked or waits for a lock")
 }
 
 thread_local! {
