@@ -36,7 +36,7 @@ fn limiters() -> [BoxLimiter<()>; 5] {
     let memory = || Memory::builder(rate()).clock(ManualClock::new()).build().expect("a limiter");
     let in_flight = (Limit::new("rate", rate()), Limit::new("in-flight", InFlight::new(3)).fixed_cost(1));
     let in_flight = Memory::builder(in_flight).clock(ManualClock::new()).build().expect("a limiter");
-    let inapplicable = Limit::new("rate", rate()).keyed_by(|&()| ()).only_if(|_| false);
+    let inapplicable = Limit::new("rate", rate()).keyed_by(|&()| ()).only_if(|()| false);
     let inapplicable = Memory::builder(inapplicable).clock(ManualClock::new()).build().expect("a limiter");
     [
         BoxLimiter::new(memory()),
