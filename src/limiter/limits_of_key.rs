@@ -39,7 +39,7 @@ impl LimitOfKey<'_> {
 }
 
 /// Receives the name of a limit, whether it denies requests (shadows and guaranteed shares do not), and the unit of its cost.
-pub(crate) type VisitLimit<'a> = dyn FnMut(&str, bool, Option<&'static str>) + 'a;
+type VisitLimit<'a> = dyn FnMut(&str, bool, Option<&'static str>) + 'a;
 
 impl<'a> LimitsOfKey<'a> {
     pub(crate) fn new(visit: &'a mut dyn FnMut(LimitOfKey<'_>)) -> Self {

@@ -12,7 +12,7 @@
 //! | hold by an id | `CallId` |
 //! | keys and states as bytes | `hash_if_long`, `hex`, `StateEncoding` |
 //! | times | `micros_floor`, `latest_end`, `MAX_PERIOD_MICROS` |
-//! | emit events, wake waiting requests | `LimitOfKey`, `VisitLimit`, `limit_id`, `any_queue`, `capacity_added`, `capacity_released`, `Observers` |
+//! | emit events, wake waiting requests | `LimitOfKey`, `limit_id`, `any_queue`, `capacity_added`, `capacity_released`, `Observers` |
 //! | machinery below all limits | `sync`, `runtime`, `with_scratch`, `BoxFuture` |
 
 /// Peeks at a state, and charges it.
@@ -62,7 +62,7 @@ pub(crate) use crate::limit::impl_into_limits;
 /// The parts of a hold, and how a store settles them.
 pub(crate) use crate::limiter::{HeldCharge, HeldEntry, HoldStore, ReleaseOnDrop};
 /// Wakes requests that wait for capacity.
-pub(crate) use crate::limiter::{LimitOfKey, VisitLimit, any_queue, capacity_added, capacity_released, limit_id};
+pub(crate) use crate::limiter::{LimitOfKey, any_queue, capacity_added, capacity_released, limit_id};
 /// Atomics and locks, real or of loom.
 pub(crate) use crate::sync;
 

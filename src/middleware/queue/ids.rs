@@ -45,7 +45,7 @@ pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
     key: &Key,
     limiter: &(impl Limiter<Key> + ?Sized),
 ) -> Option<Vec<u64>> {
-    let (mut limits, mut is_of_store) = (vec![limit_id(key)], false);
+    let (mut limits, mut is_of_store) = (Vec::new(), false);
     limiter.limits_of(
         key,
         &mut LimitsOfKey::new(&mut |limit| {
@@ -55,7 +55,10 @@ pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
             }
         }),
     );
-    (!is_of_store || limits.len() > 1).then_some(limits)
+    (!is_of_store || !limits.is_empty()).then(|| {
+        limits.push(limit_id(key));
+        limits
+    })
 }
 
 /// Returns the queue of the limit that denied a request, or the queue of the key if the denial names no limit.

@@ -11,7 +11,7 @@ use crate::algorithm::{Algorithm, ChargeOptions, State};
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::limit::AlgorithmSelector;
-use crate::store::inner::{HeldEntry, Name, ShareRole, VisitLimit, any_queue};
+use crate::store::inner::{HeldEntry, Name, ShareRole, any_queue};
 
 impl<C: AlgorithmSelector> LimitInfo for LimitTable<C> {
     fn table_id(&self) -> u64 {
@@ -22,7 +22,7 @@ impl<C: AlgorithmSelector> LimitInfo for LimitTable<C> {
         self.limit.name_handle()
     }
 
-    fn describe(&self, visit: &mut VisitLimit<'_>) {
+    fn describe(&self, visit: &mut dyn FnMut(&str, bool, Option<&'static str>)) {
         let denies = !self.limit.is_shadow() && self.limit.share() != ShareRole::Share;
         visit(self.limit.name(), denies, self.limit.cost().unit());
     }

@@ -13,7 +13,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::decision::{AcquireOptions, Costs, Decision};
 use crate::error::Error;
 use crate::limiter::Held;
-use crate::store::inner::{HeldEntry, Name, VisitLimit};
+use crate::store::inner::{HeldEntry, Name};
 
 /// The capacity of each limit.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ pub trait LimitInfo: Send + Sync {
     fn table_id(&self) -> u64;
     fn name(&self) -> &Name;
     /// Calls `visit` with the limit's name, with whether it denies requests, and with the unit of its cost.
-    fn describe(&self, visit: &mut VisitLimit<'_>);
+    fn describe(&self, visit: &mut dyn FnMut(&str, bool, Option<&'static str>));
     /// Returns whether the limit [holds](crate::algorithm::Algorithm::HELD_UNTIL_END) every cost until the request ends.
     fn is_held_until_end(&self) -> bool;
     /// Ends a hold, and charges `actual` at the time `now`, or later if the last decision was later.

@@ -24,6 +24,8 @@ mod book;
 mod config;
 mod demand;
 #[cfg(test)]
+mod demand_tests;
+#[cfg(test)]
 mod exactness_tests;
 mod held_lease;
 mod ledger;

@@ -200,7 +200,8 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::encode::EncodeKey;
-    use crate::store::redis::lease::demand::{MIN_DECISIONS, tests as demand_tests};
+    use crate::store::redis::lease::demand::MIN_DECISIONS;
+    use crate::store::redis::lease::demand_tests;
     use crate::store::redis::lease::{LeaseRenewal, LeaseReply, LeaseTransport};
 
     const LIMITS: usize = 2;

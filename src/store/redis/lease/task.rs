@@ -178,7 +178,8 @@ mod tests {
     use crate::clock::{Clock as _, ManualClock};
     use crate::decision::AcquireOptions;
     use crate::encode::EncodeKey as _;
-    use crate::store::redis::lease::demand::{MIN_DECISIONS, tests as demand_tests};
+    use crate::store::redis::lease::demand::MIN_DECISIONS;
+    use crate::store::redis::lease::demand_tests;
 
     const DURATION: Duration = Duration::from_millis(160);
 
