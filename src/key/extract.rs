@@ -61,7 +61,7 @@ pub trait ExtractKey<Request> {
     /// Returns the address by which this extractor counts, if the request suggests that it is a proxy's.
     ///
     /// The layer asks about its first requests. If it finds one proxy in many of them, and no other, it emits
-    /// [`Event::Warning`](crate::observe::Event::Warning). [`PeerIp`] finds proxies. By default there is none.
+    /// [`Event::Warning`](crate::observe::Event::Warning), whose text names [`PeerIp`]. By default there is none.
     fn proxy(&self, request: &Request) -> Option<IpAddr> {
         let _ = request;
         None

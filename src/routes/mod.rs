@@ -47,8 +47,8 @@
 //!
 //! # Redis
 //!
-//! [`RequestParts::in_redis`] builds the limits in Redis. Keyed hashes need a [pepper](RequestParts::pepper) that all
-//! processes share.
+//! [`RequestParts::in_redis`] builds the limits in Redis. Keyed hashes in `by` need a [pepper](RequestParts::pepper)
+//! that all processes share.
 
 mod file;
 mod key;

@@ -96,7 +96,8 @@ impl<Request, P: PeerAddress<Request>> ExtractKey<Request> for PeerIp<P> {
             }
         };
         let source = &self.peer_source;
-        if source.is_forwarded(request) { source.peer_address(request).filter(is_local) } else { None }
+        let proxy = if source.is_forwarded(request) { source.peer_address(request).filter(is_local) } else { None };
+        proxy.map(|address| self.key_of(address))
     }
 }
 

@@ -35,6 +35,8 @@ mod limiter_state;
 mod limits;
 #[cfg(test)]
 mod overload_tests;
+#[cfg(all(test, feature = "redis-cell"))]
+mod pipeline_tests;
 #[cfg(feature = "bb8")]
 mod pool;
 mod random_id;

@@ -55,6 +55,9 @@ async fn peer_ip_behind_a_proxy_emits_one_warning() {
         assert_eq!(warnings(FromExtension::<Unset>::new().or(PeerIp::new()), proxied).await, 1, "{peer}");
     }
     assert_eq!(warnings(PeerIp::new(), vec![(ip("10.1.2.3"), Some("forwarded")); 100]).await, 1);
+    // Two proxies that `PeerIp` counts as one.
+    let replicas = ["fd00::1", "fd00::2"].map(|peer| (ip(peer), field)).into_iter().cycle();
+    assert_eq!(warnings(PeerIp::new(), replicas.take(100)).await, 1);
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]

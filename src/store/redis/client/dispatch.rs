@@ -76,7 +76,7 @@ pub(super) async fn execute(
         let slots = group_by_slot(operations).into_iter();
         join_all(slots.map(|(slot, operations)| send_to_slot(&route, slot, operations))).await
     } else if let Some(OperationKind::Command(_)) = operations.first().map(|operation| &operation.kind) {
-        vec![send_commands(&route, operations).await]
+        send_commands(&route, operations).await
     } else {
         match new_batch(config, operations, latest_start) {
             Some(batch) => vec![send(&route, 0, batch, TryAgain::Fail).await.0],
@@ -200,8 +200,11 @@ async fn send(
     (Err(failure), Vec::new())
 }
 
-/// Sends the operations' commands, and completes each operation with its reply.
-async fn send_commands(route: &Route<'_>, mut operations: Vec<QueuedOperation>) -> Result<Option<ScriptRun>, Failure> {
+/// Sends the operations' commands, and completes each operation with its reply. Returns a result for each reply.
+async fn send_commands(
+    route: &Route<'_>,
+    mut operations: Vec<QueuedOperation>,
+) -> Vec<Result<Option<ScriptRun>, Failure>> {
     let mut commands = Pipeline::with_capacity(operations.len());
     for operation in &mut operations {
         if let OperationKind::Command(command) = &mut operation.kind {
@@ -211,17 +214,17 @@ async fn send_commands(route: &Route<'_>, mut operations: Vec<QueuedOperation>) 
     let failed = |error| Failure::of("the call", error, route.config.health.server.describe());
     let failure = match until_given_up(route, route.connection.call_all(commands)).await {
         Some(Ok(replies)) => {
-            let mut result = Ok(None);
-            for (operation, reply) in operations.into_iter().zip(replies) {
+            let complete = |(operation, reply): (QueuedOperation, Value)| {
                 match reply.extract_error().map_err(failed) {
                     Ok(reply) => operation.complete(Ok(Completion::Replied(reply))),
                     Err(failure) => {
                         operation.fail(&failure);
-                        result = Err(failure);
+                        return Err(failure);
                     }
                 }
-            }
-            return result;
+                Ok(None)
+            };
+            return operations.into_iter().zip(replies).map(complete).collect();
         }
         Some(Err(error)) => failed(error),
         None => Failure::unusable(Error::unavailable(route.config.timeout_message())),
@@ -229,7 +232,7 @@ async fn send_commands(route: &Route<'_>, mut operations: Vec<QueuedOperation>) 
     for operation in operations {
         operation.fail(&failure);
     }
-    Err(failure)
+    vec![Err(failure)]
 }
 
 /// Waits for the reply of a call. Returns `None` if no reply comes.
