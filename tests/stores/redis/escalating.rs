@@ -61,17 +61,16 @@ async fn concurrent_denials_of_several_processes_escalate_once_per_step() {
     }
 }
 
-/// A flood costs two round trips for each denial up to the block. Behind the block a cache answers.
-// On one thread, operations that are queued together share a batch.
+/// A flood costs two operations for each denial up to the block. Behind the block a cache answers.
 #[tokio::test]
 async fn escalation_costs_nothing_for_allowed_and_blocked_requests() {
     let server = Server::start();
-    let batches = Arc::new([const { AtomicUsize::new(0) }; 2]);
+    let operations = Arc::new([const { AtomicUsize::new(0) }; 2]);
     let observer = |index: usize| {
-        let batches = Arc::clone(&batches);
+        let operations = Arc::clone(&operations);
         move |event: &Event<'_>| {
-            if let Event::Batch { .. } = event {
-                batches[index].fetch_add(1, Ordering::SeqCst);
+            if let Event::Batch { size, .. } = event {
+                operations[index].fetch_add(*size, Ordering::SeqCst);
             }
         }
     };
@@ -93,7 +92,7 @@ async fn escalation_costs_nothing_for_allowed_and_blocked_requests() {
         assert_eq!(decision.expect("an answer").is_allowed(), allowed, "{request}");
         expected = [expected[0] + calls[0], expected[1] + calls[1]];
         // The event follows the reply.
-        let seen = || [0, 1].map(|index: usize| batches[index].load(Ordering::SeqCst));
+        let seen = || [0, 1].map(|index: usize| operations[index].load(Ordering::SeqCst));
         for _ in 0..5_000 {
             if seen() == expected {
                 break;
@@ -108,8 +107,8 @@ async fn escalation_costs_nothing_for_allowed_and_blocked_requests() {
     for _ in 0..4 {
         check(false, [1, 1], "denied").await;
     }
-    // The decision and the block; the denial, the block, and the restart of both counts in one batch.
-    check(false, [2, 3], "blocks").await;
+    // The decision and the block; the denial, the block, and the restart of both counts.
+    check(false, [2, 4], "blocks").await;
     for _ in 0..3 {
         check(false, [1, 0], "blocked").await;
     }
