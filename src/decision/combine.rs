@@ -372,11 +372,11 @@ impl Decision {
 
     /// Merges the decisions of limiters that must all allow the request, each with limits of its own.
     pub(crate) fn merge(options: AcquireOptions, parts: &[Self]) -> Self {
-        let is_by_limit = |part: &Self| part.is_allowed() || part.most_restrictive().is_some();
-        let denied_by_limit = parts.iter().any(|part| !part.is_allowed() && is_by_limit(part));
-        // Beside a limit's denial, a limiter has no part that denies by an estimate and names no limit: its table is full.
-        let parts: Vec<_> =
-            parts.iter().filter(|part| !denied_by_limit || !part.is_estimate() || is_by_limit(part)).collect();
+        let names_limit = |part: &Self| part.most_restrictive().is_some();
+        let is_table_full = |part: &Self| !part.is_allowed() && part.is_estimate() && !names_limit(part);
+        let denied_by_limit = parts.iter().any(|part| !part.is_allowed() && names_limit(part));
+        // Beside a limit's denial, a full table says nothing: one limiter of all limits would not look for a slot.
+        let parts: Vec<_> = parts.iter().filter(|part| !(denied_by_limit && is_table_full(part))).collect();
         let decided_at = parts.iter().map(|part| part.decided_at()).max().unwrap_or_default();
         let listed =
             Self::from_limits(decided_at, parts.iter().flat_map(|part| part.limits().iter().cloned()).collect());

@@ -5,10 +5,10 @@ use crate::algorithm::Algorithm;
 /// Chooses the algorithm by the key: for tiers, and for limits that change at run time.
 ///
 /// The limiter calls `select` for every decision, possibly more than once; in Redis also for keys to which the limit does
-/// not apply. `select` should only look up an algorithm
-/// that was built beforehand, in a `const` for instance. If a quota comes from a database, build its algorithm when you
-/// load it, by [`try_new`](crate::Gcra::try_new): [`Gcra::new`](crate::Gcra::new) in `select` would panic in the request
-/// for a quota that it cannot represent. A key keeps its usage when its algorithm's quota changes.
+/// not apply. `select` should only look up an algorithm that was built beforehand, in a `const` for instance. If a quota
+/// comes from a database, build its algorithm when you load it, by [`try_new`](crate::Gcra::try_new):
+/// [`Gcra::new`](crate::Gcra::new) in `select` would panic in the request for a quota that it cannot represent. A key keeps
+/// its usage when its algorithm's quota changes.
 ///
 /// ```
 /// use tower_ratelimit::{AcquireOptions, FixedWindow, Limit, Memory, Quota, per_key};

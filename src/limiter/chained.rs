@@ -228,9 +228,7 @@ where
                 let (unnamed, limit) = (operation.on_limit(""), limit.to_owned());
                 then(self.first.administer(key, operation), &self.second, key, move |second, key, first| match first {
                     // The first limiter has no limit of this name, or no such operation.
-                    Err(error) if error.is_config() || error.is_unsupported() => {
-                        second.administer(key, unnamed.on_limit(&limit))
-                    }
+                    Err(error) if error.is_misconfigured() => second.administer(key, unnamed.on_limit(&limit)),
                     result => LimiterFuture::ready(result),
                 })
             }

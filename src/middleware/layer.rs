@@ -356,8 +356,8 @@ impl<K, A, R, T, E> RateLimitLayer<K, A, R, T, E> {
     /// and at most 1000, so that one client cannot take all places.
     ///
     /// The whole key counts, also if a limit counts by a part of the key. Requests that wait for different limits are in
-    /// different queues, and each queue has this bound. A client that chooses a part of its key, such as
-    /// the path, can take all places: let your extractor return known values for such a part, such as the route.
+    /// different queues, and each queue has this bound. A client that chooses a part of its key, such as the path, can take
+    /// all places: let your extractor return known values for such a part, such as the route.
     ///
     /// The last tenth of all places is for keys of which no request waits, if one key may not take these places. For a
     /// layer with one key ([`Global`](crate::key::Global)) set the same number as `max_waiters`.

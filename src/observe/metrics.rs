@@ -231,14 +231,16 @@ impl Observer for Metrics {
             }
             Event::ShadowUncounted { limit } => recorder.count_of_limit("ratelimit_shadow_uncounted_total", limit),
             Event::Escalated { limit, .. } => recorder.count_of_limit("ratelimit_escalations_total", limit),
-            Event::MissingKey { server_error, .. } => {
-                recorder.add("ratelimit_misconfigured_total", None, server_error.into());
-            }
-            Event::Failed { error, .. } => {
-                recorder.add("ratelimit_misconfigured_total", None, error.is_misconfigured().into());
+            Event::MissingKey { server_error: true, .. } => recorder.add("ratelimit_misconfigured_total", None, 1),
+            Event::Failed { error, .. } if error.is_misconfigured() => {
+                recorder.add("ratelimit_misconfigured_total", None, 1);
             }
             // Each crossing is counted above, as are these requests.
-            Event::NearLimit { .. } | Event::Exempt | Event::Abandoned { .. } => {}
+            Event::NearLimit { .. }
+            | Event::MissingKey { .. }
+            | Event::Failed { .. }
+            | Event::Exempt
+            | Event::Abandoned { .. } => {}
             Event::WaitStarted => recorder.gauge("ratelimit_waiters").increment(1.0),
             Event::WaitEnded { waited, end } => {
                 recorder.gauge("ratelimit_waiters").decrement(1.0);

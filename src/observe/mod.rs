@@ -7,8 +7,7 @@
 //! `metrics`) and `Tracing` (feature `tracing`) are ready-made observers.
 //!
 //! **No event carries a key**, so logs cannot contain one by mistake. Only the error about a foreign value in Redis names
-//! the key there. To find the keys that use most of a limit, call
-//! [`Memory::top_keys`](crate::Memory::top_keys).
+//! the key there. To find the keys that use most of a limit, call [`Memory::top_keys`](crate::Memory::top_keys).
 
 mod event;
 mod first_requests;

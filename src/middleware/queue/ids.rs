@@ -49,8 +49,9 @@ pub(crate) fn limits_of_guard<Key: Hash + ?Sized>(
     limiter.limits_of(
         key,
         &mut LimitsOfKey::new(&mut |limit| {
-            is_of_store |= limit.is_of_store;
-            if !limit.is_of_store {
+            if limit.is_of_store {
+                is_of_store = true;
+            } else {
                 limits.push(limit.id);
             }
         }),

@@ -29,7 +29,8 @@ pub(crate) struct KeyFormat {
 }
 
 impl KeyFormat {
-    /// `limits` are the names of the limits, of their sub-keys (or empty), and of their scripts. If the name is the hash tag, all keys share a cluster slot.
+    /// `limits` are the names of the limits, of their sub-keys (or empty), and of their scripts. If the name is the hash
+    /// tag, all keys share a cluster slot.
     pub(crate) fn new<'a>(
         prefix: &str,
         name: &str,

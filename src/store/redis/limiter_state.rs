@@ -293,7 +293,9 @@ impl<Key: ?Sized> LimiterState<Key> {
             self.id(&target, call_id, if options.hold { 0 } else { call_id.repeats }, |_, _| 0.0)
         };
         let once = once.map(id).transpose()?;
-        let request = PendingDecision { options, target, holds, once, kept_free: self.kept_free(key) };
+        // The template of a hold has them.
+        let kept_free = if once.is_some() { self.kept_free(key) } else { Vec::new() };
+        let request = PendingDecision { options, target, holds, once, kept_free };
         let template = template.unwrap_or_else(|| request.template(true, Vec::new()));
         self.client.submit_pending(request, template)
     }
